@@ -1,0 +1,129 @@
+#include "dspine-pair.h"
+
+#include "ggml-cpp.h"
+#include "llama-context.h"
+#include "llama-ext.h"
+#include "llama-model.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+bool dspine_is_drafter(const llama_model * model) {
+    return model->dspine.enabled();
+}
+
+uint64_t dspine_vocab_hash(const llama_vocab * vocab) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    auto add = [&](uint8_t byte) {
+        hash = (hash ^ byte) * 0x100000001b3ull;
+    };
+    const int32_t n_tokens = llama_vocab_n_tokens(vocab);
+    for (int32_t id = 0; id < n_tokens; ++id) {
+        if (llama_vocab_get_attr(vocab, id) & LLAMA_TOKEN_ATTR_UNUSED) {
+            continue;
+        }
+        for (int shift = 0; shift < 32; shift += 8) {
+            add((uint8_t) ((uint32_t) id >> shift));
+        }
+        for (const char * c = llama_vocab_get_text(vocab, id); *c; ++c) {
+            add((uint8_t) *c);
+        }
+        add(0);
+    }
+    return hash;
+}
+
+static std::string meta(const llama_model * model, const char * key) {
+    const auto it = model->gguf_kv.find(key);
+    return it == model->gguf_kv.end() ? "" : it->second;
+}
+
+// the target as the drafter's file describes it
+static std::string partner_name(const llama_model * model_dft) {
+    const std::string name = meta(model_dft, "dspine.target.name");
+    return name.empty() ? meta(model_dft, "dspine.target.architecture") : name;
+}
+
+static std::string check_fingerprint(const llama_model * model_tgt, const llama_model * model_dft) {
+    const llama_vocab * vocab = llama_model_get_vocab(model_tgt);
+    char hash[17];
+    snprintf(hash, sizeof(hash), "%016llx", (unsigned long long) dspine_vocab_hash(vocab));
+
+    const struct { const char * key; const char * what; std::string found; } facts[] = {
+        { "dspine.target.architecture",     "architecture",    model_tgt->arch_name() },
+        { "dspine.target.embedding_length", "hidden size",     std::to_string(model_tgt->hparams.n_embd) },
+        { "dspine.target.block_count",      "layer count",     std::to_string(model_tgt->hparams.n_layer()) },
+        { "dspine.target.vocab_size",       "vocabulary size", std::to_string(llama_vocab_n_tokens(vocab)) },
+        { "dspine.target.tokens_fnv1a64",   "token list hash", hash },
+    };
+    for (const auto & fact : facts) {
+        const std::string expected = meta(model_dft, fact.key);
+        if (!expected.empty() && expected != fact.found) {
+            return "it was converted for the target '" + partner_name(model_dft) + "' with " + fact.what + " " + expected +
+                ", this target has " + fact.found;
+        }
+    }
+    return "";
+}
+
+std::string dspine_check_taps(llama_context * ctx_tgt, const std::vector<int32_t> & layers) {
+    const llama_model * model_tgt = llama_get_model(ctx_tgt);
+    const int32_t n_layer = (int32_t) model_tgt->hparams.n_layer();
+    const llm_graph_result * built = ctx_tgt->get_gf_res_reserve();
+
+    for (const int32_t layer : layers) {
+        if (layer < 1 || layer > n_layer) {
+            return "layer input " + std::to_string(layer) + " is to be read, the target has 1 to " + std::to_string(n_layer);
+        }
+        // the graph that the context has just reserved tells which layer inputs this architecture publishes
+        if (built && !built->get_layer_inp(layer)) {
+            return "the target architecture '" + model_tgt->arch_name() + "' does not publish the input of layer " +
+                std::to_string(layer) + (layer == n_layer ? " (the output of its last layer)" : "");
+        }
+    }
+    return "";
+}
+
+static bool rows_can_be_gathered(ggml_tensor * head) {
+    ggml_context_ptr ctx { ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }) };
+    ggml_tensor * ids = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 1);
+    ggml_tensor * op  = ggml_get_rows(ctx.get(), head, ids);
+
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(head->buffer));
+    if (!dev) {
+        dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); // memory-mapped weights have no device of their own
+    }
+    return dev && ggml_backend_dev_supports_op(dev, op);
+}
+
+static std::string check_head(const llama_model * model_tgt, const llama_model * model_dft) {
+    if (!model_tgt->tok_embd || !model_tgt->output) {
+        return "the target architecture '" + model_tgt->arch_name() + "' has no token embeddings or no output projection to share";
+    }
+    ggml_tensor * head = model_dft->output ? model_dft->output : model_tgt->output;
+    const int64_t n_codes = model_dft->dspine.codes->ne[1];
+    if (head->ne[1] != n_codes) {
+        return "it has codes for " + std::to_string(n_codes) + " tokens, the target's head has " + std::to_string(head->ne[1]) + " rows";
+    }
+    if (head->buffer && !rows_can_be_gathered(head)) {
+        return std::string("rows of the target's head (") + ggml_type_name(head->type) + " in a " +
+            ggml_backend_buffer_name(head->buffer) + " buffer) cannot be read; load the target with --no-repack, or with -sm layer on several GPUs";
+    }
+    return "";
+}
+
+std::string dspine_check_pair(llama_context * ctx_tgt, const llama_model * model_dft) {
+    if (!dspine_is_drafter(model_dft)) {
+        return "";
+    }
+    const llama_model * model_tgt = llama_get_model(ctx_tgt);
+    if (model_tgt->hparams.n_embd != model_dft->hparams.n_embd) {
+        return "hidden size " + std::to_string(model_dft->hparams.n_embd) + ", the target has " + std::to_string(model_tgt->hparams.n_embd);
+    }
+    std::string why = check_fingerprint(model_tgt, model_dft);
+    if (why.empty()) {
+        why = dspine_check_taps(ctx_tgt, model_dft->target_layer_ids);
+    }
+    return why.empty() ? check_head(model_tgt, model_dft) : why;
+}
