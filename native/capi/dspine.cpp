@@ -1,0 +1,601 @@
+#include "dspine.h"
+
+#include "common.h"
+#include "dspine-common.h"
+#include "dspine-pair.h"
+#include "llama-ext.h"
+#include "llama-model.h"
+#include "log.h"
+#include "sampling.h"
+#include "speculative.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+thread_local std::string last_error;
+
+struct failure : std::runtime_error {
+    failure(dspine_status status, const std::string & what) : std::runtime_error(what), status(status) {}
+    dspine_status status;
+};
+
+void require(bool ok, const std::string & what, dspine_status status = DSPINE_ERR_INVALID) {
+    if (!ok) {
+        throw failure(status, what);
+    }
+}
+
+// what every exported function runs in: exceptions end here
+template <typename Body>
+dspine_status guarded(const Body & body) {
+    try {
+        last_error.clear();
+        body();
+        return DSPINE_OK;
+    } catch (const failure & e) {
+        last_error = e.what();
+        return e.status;
+    } catch (const std::exception & e) {
+        last_error = std::string("unexpected: ") + e.what();
+        return DSPINE_ERR_BUG;
+    }
+}
+
+struct speculative_deleter {
+    void operator()(common_speculative * s) const { common_speculative_free(s); }
+};
+
+} // namespace
+
+struct dspine_pair {
+    common_params params;
+
+    // released bottom-up: the draft context before the target's, contexts before models
+    common_init_result_ptr                                   target;
+    common_speculative_init_result_ptr                       drafter;
+    std::unique_ptr<common_speculative, speculative_deleter> speculative;
+
+    common_batch batch;        // of the last dspine_target_decode
+    common_batch batch_feed;
+    std::vector<llama_tokens> drafts; // of the last draft, per block
+    std::map<std::string, std::vector<float>> captured;
+    std::vector<int32_t> taps; // layers of the target whose inputs are read
+    int32_t block_size = 0;
+    int32_t top_k      = 0;
+
+    llama_context * ctx_tgt() const { return target->context(); }
+    llama_context * ctx_dft() const { return drafter ? drafter->context() : nullptr; }
+
+    int32_t n_embd()  const { return llama_model_n_embd(llama_get_model(ctx_tgt())); }
+    int32_t n_vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx_tgt()))); }
+    int32_t n_draft() const { return params.speculative.draft.n_max; }
+    int64_t n_taps()  const { return (int64_t) taps.size(); }
+
+    void need_drafter() const { require(ctx_dft(), "this pair was opened without a drafter"); }
+    void need_seq(int32_t seq) const {
+        require(seq >= 0 && seq < params.n_parallel, "sequence " + std::to_string(seq) + " is outside 0.." + std::to_string(params.n_parallel - 1));
+    }
+    void need_token(int32_t id) const {
+        require(id >= 0 && id < n_vocab(), "token " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(n_vocab()));
+    }
+};
+
+namespace {
+
+bool wanted(const char * name) {
+    for (const char * prefix : { "dspine_pre_injection-", "dspine_post_injection-", "result_norm", "result_output" }) {
+        if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool capture_tensor(ggml_tensor * t, bool ask, void * user) {
+    if (ask || !wanted(t->name)) {
+        return wanted(t->name);
+    }
+    auto & values = static_cast<dspine_pair *>(user)->captured[t->name];
+    values.resize(ggml_nelements(t));
+    ggml_backend_tensor_get(t, values.data(), 0, ggml_nbytes(t));
+    return true;
+}
+
+void set_params(dspine_pair & pair, const char * target, const char * draft, const dspine_params & p) {
+    require(p.size == sizeof(dspine_params), "dspine_params has " + std::to_string(p.size) + " bytes, this library expects " +
+            std::to_string(sizeof(dspine_params)));
+    require(p.n_seq >= 1 && p.n_batch >= 1 && p.n_ubatch >= 1, "n_seq, n_batch and n_ubatch must be at least 1");
+    require(p.n_ctx >= 0 && p.n_draft >= 0 && p.n_draft_ubatch >= 0, "n_ctx, n_draft and n_draft_ubatch must not be negative");
+    for (const int32_t type : { p.type_k, p.type_v, p.type_k_draft, p.type_v_draft }) {
+        require(type >= 0 && type < GGML_TYPE_COUNT, "cache type " + std::to_string(type) + " is no ggml_type");
+    }
+    common_params & c = pair.params;
+    c.model.path      = target;
+    c.n_ctx           = p.n_ctx;
+    c.n_batch         = p.n_batch;
+    c.n_ubatch        = std::min(p.n_ubatch, p.n_batch);
+    c.n_parallel      = p.n_seq;
+    c.n_gpu_layers    = p.n_gpu_layers;
+    c.cache_type_k    = (ggml_type) p.type_k;
+    c.cache_type_v    = (ggml_type) p.type_v;
+    c.flash_attn_type = (llama_flash_attn_type) p.flash_attn;
+    c.fit_params      = false;
+    c.warmup          = false;
+    c.cpuparams.n_threads = p.n_threads > 0 ? p.n_threads : -1;
+    postprocess_cpu_params(c.cpuparams, nullptr);
+    postprocess_cpu_params(c.cpuparams_batch, &c.cpuparams);
+    c.sampling.temp   = 0.0f;
+
+    if (!draft) {
+        return;
+    }
+    auto & d       = c.speculative.draft;
+    d.mparams.path = draft;
+    d.n_gpu_layers = p.n_gpu_layers_draft;
+    d.cache_type_k = (ggml_type) p.type_k_draft;
+    d.cache_type_v = (ggml_type) p.type_v_draft;
+    d.n_ubatch     = p.n_draft_ubatch;
+    d.p_min        = p.p_min;
+    d.n_max_given  = p.n_draft > 0;
+    d.n_max        = p.n_draft;
+    try {
+        dspine_resolve_params(c);
+    } catch (const std::invalid_argument & e) {
+        throw failure(DSPINE_ERR_LOAD, e.what());
+    }
+    require(d.is_dspine, std::string(draft) + ": no DSpine drafter (convert one with dspine-convert)", DSPINE_ERR_LOAD);
+}
+
+void open_target(dspine_pair & pair) {
+    // the taps and the logits of every row of a batch are read
+    pair.params.n_outputs_max = pair.params.n_batch;
+    pair.params.n_outputs_max_per_seq = pair.params.n_batch;
+    pair.target = common_init_from_params(pair.params);
+    require(pair.target->model(), pair.params.model.path + ": the target cannot be loaded", DSPINE_ERR_LOAD);
+    require(pair.target->context(), pair.params.model.path + ": no context can be made for the target", DSPINE_ERR_LOAD);
+}
+
+void open_drafter(dspine_pair & pair, bool capture) {
+    auto & draft = pair.params.speculative.draft;
+    common_params for_draft = common_base_params_to_speculative(pair.params);
+    if (capture) {
+        for_draft.cb_eval = capture_tensor;
+        for_draft.cb_eval_user_data = &pair;
+    }
+    pair.drafter = common_speculative_init_from_params(for_draft, pair.target->model(), pair.ctx_tgt());
+
+    const std::string path = draft.mparams.path;
+    const llama_model * model = pair.drafter->model();
+    require(model, path + ": the drafter cannot be loaded", DSPINE_ERR_LOAD);
+    const std::string misfit = dspine_check_pair(pair.ctx_tgt(), model);
+    require(misfit.empty(), path + ": the drafter does not fit: " + misfit, DSPINE_ERR_LOAD);
+    require(pair.ctx_dft(), path + ": no context can be made for the drafter", DSPINE_ERR_LOAD);
+
+    draft.ctx_tgt = pair.ctx_tgt();
+    draft.ctx_dft = pair.ctx_dft();
+    pair.speculative.reset(common_speculative_init(pair.params.speculative, (uint32_t) pair.params.n_parallel));
+    require(pair.speculative != nullptr, path + ": speculative decoding cannot be set up", DSPINE_ERR_LOAD);
+
+    const int32_t * layers = llama_model_target_layer_ids(model);
+    pair.taps.assign(layers, layers + llama_model_target_layer_ids_n(model));
+    pair.block_size = (int32_t) model->hparams.dflash_block_size;
+    pair.top_k      = llama_model_dflash_selector_top_k(model);
+    pair.batch_feed = common_batch(pair.ctx_dft());
+}
+
+void decode_target(dspine_pair & pair) {
+    const int32_t rc = llama_process(pair.ctx_tgt(), LLAMA_PROCESS_TYPE_DECODE, pair.batch.get());
+    require(rc == 0, rc == 1 ? "the context is full" : "the target could not evaluate the batch (" + std::to_string(rc) + ")", DSPINE_ERR_DECODE);
+    require(common_speculative_process(pair.speculative.get(), pair.batch), "the drafter could not take the features", DSPINE_ERR_DECODE);
+}
+
+void truncate(dspine_pair & pair, int32_t seq, int32_t pos) {
+    for (llama_context * ctx : { pair.ctx_tgt(), pair.ctx_dft() }) {
+        if (ctx) {
+            require(llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1), "the cache cannot be cut at position " + std::to_string(pos));
+        }
+    }
+}
+
+struct request {
+    int32_t seq;
+    int32_t anchor;
+    int32_t pos;
+    int32_t n_max; // 0: the depth in use
+};
+
+// one call of the loop's own draft step for the given sequences; fills pair.drafts
+void draft_blocks(dspine_pair & pair, const std::vector<request> & requests, const llama_tokens & prompt) {
+    pair.drafts.assign(requests.size(), {});
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const request & r = requests[i];
+        common_speculative_get_draft_params(pair.speculative.get(), r.seq) = {
+            /*.drafting =*/ true, /*.n_max =*/ r.n_max, /*.pos0 =*/ r.pos, /*.id_last =*/ r.anchor,
+            /*.prompt =*/ &prompt, /*.result =*/ &pair.drafts[i],
+        };
+    }
+    common_speculative_draft(pair.speculative.get());
+    for (const request & r : requests) {
+        llama_memory_seq_rm(llama_get_memory(pair.ctx_dft()), r.seq, r.pos, -1); // block rows never stay
+    }
+}
+
+// The greedy loop over one sequence; mirrors the steps of llama-server's slots.
+class generation {
+public:
+    generation(dspine_pair & pair, const llama_tokens & prompt, int32_t n_predict, bool ignore_eog)
+        : pair(pair), past(prompt), n_predict(n_predict), ignore_eog(ignore_eog),
+          sampler(common_sampler_init(llama_get_model(pair.ctx_tgt()), pair.params.sampling)) {}
+
+    ~generation() { common_sampler_free(sampler); }
+
+    generation(const generation &) = delete;
+    generation & operator=(const generation &) = delete;
+
+    void run(dspine_round_fn on_round, void * user) {
+        prefill();
+        while (!done) {
+            if (!step(on_round, user)) {
+                break;
+            }
+        }
+    }
+
+    llama_tokens out;
+    dspine_stats stats = {};
+
+private:
+    // the last prompt token is the first anchor, or there is nothing to verify yet: it is evaluated here
+    void prefill() {
+        const int64_t begin = ggml_time_us();
+        truncate(pair, 0, 0);
+        for (size_t from = 0; from < past.size(); from += pair.params.n_batch) {
+            const size_t to = std::min(past.size(), from + pair.params.n_batch);
+            pair.batch.clear();
+            for (size_t i = from; i < to; ++i) {
+                pair.batch.add(past[i], (llama_pos) i, 0, i + 1 == past.size());
+            }
+            decode_target(pair);
+        }
+        if (pair.speculative) {
+            common_speculative_begin(pair.speculative.get(), 0, past);
+        }
+        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), { pair.batch.size() - 1 }, {}));
+        stats.prompt_us = ggml_time_us() - begin;
+    }
+
+    bool step(dspine_round_fn on_round, void * user) {
+        const int32_t pos  = (int32_t) past.size();
+        // a draft longer than what may still be emitted would only be thrown away
+        const int32_t room = std::min(n_predict - (int32_t) out.size(), (int32_t) llama_n_ctx_seq(pair.ctx_tgt()) - pos) - 1;
+        require(room >= 0, "the context of " + std::to_string(llama_n_ctx_seq(pair.ctx_tgt())) + " tokens is full", DSPINE_ERR_DECODE);
+
+        const int64_t t_draft = ggml_time_us();
+        llama_tokens drafted;
+        if (pair.speculative && room > 0) {
+            draft_blocks(pair, { { 0, anchor, pos, room } }, past);
+            drafted = pair.drafts[0];
+        }
+        const int64_t t_verify = ggml_time_us();
+        const llama_tokens ids = verify(pos, drafted);
+        const int64_t t_end = ggml_time_us();
+
+        const int32_t n_accepted = (int32_t) ids.size() - 1;
+        stats.rounds   += 1;
+        stats.drafted  += (int64_t) drafted.size();
+        stats.accepted += n_accepted;
+        stats.draft_us += t_verify - t_draft;
+        stats.verify_us += t_end - t_verify;
+
+        const dspine_round round = { pos, anchor, drafted.data(), (int32_t) drafted.size(), n_accepted, ids.data(), (int32_t) ids.size() };
+        past.push_back(anchor);
+        past.insert(past.end(), ids.begin(), ids.end() - 1);
+        truncate(pair, 0, (int32_t) past.size());
+        const bool go_on = !on_round || on_round(user, &round);
+        emit(ids);
+        return go_on;
+    }
+
+    llama_tokens verify(int32_t pos, const llama_tokens & drafted) {
+        pair.batch.clear();
+        pair.batch.add(anchor, pos, 0, true);
+        std::vector<int> rows = { 0 };
+        for (size_t i = 0; i < drafted.size(); ++i) {
+            rows.push_back((int) i + 1);
+            pair.batch.add(drafted[i], pos + 1 + (int32_t) i, 0, true);
+        }
+        decode_target(pair);
+        llama_tokens ids = common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), rows, drafted);
+        if (pair.speculative) {
+            common_speculative_accept(pair.speculative.get(), 0, (uint16_t) (ids.size() - 1));
+        }
+        return ids;
+    }
+
+    void emit(const llama_tokens & ids) {
+        const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(pair.ctx_tgt()));
+        for (const llama_token id : ids) {
+            out.push_back(id);
+            anchor = id;
+            if ((int32_t) out.size() >= n_predict || (!ignore_eog && llama_vocab_is_eog(vocab, id))) {
+                done = true;
+                return;
+            }
+        }
+    }
+
+    dspine_pair & pair;
+    llama_tokens  past; // every token in the target's cache
+    const int32_t n_predict;
+    const bool    ignore_eog;
+    common_sampler * sampler;
+    llama_token   anchor = LLAMA_TOKEN_NULL;
+    bool          done   = false;
+};
+
+} // namespace
+
+int32_t dspine_abi_version(void) { return DSPINE_ABI_VERSION; }
+
+uint32_t dspine_params_size(void) { return sizeof(dspine_params); }
+uint32_t dspine_info_size(void)   { return sizeof(dspine_info); }
+uint32_t dspine_stats_size(void)  { return sizeof(dspine_stats); }
+uint32_t dspine_round_size(void)  { return sizeof(dspine_round); }
+
+const char * dspine_last_error(void) { return last_error.c_str(); }
+
+static ggml_log_level max_log_level = GGML_LOG_LEVEL_NONE;
+
+void dspine_set_log_level(int32_t level) {
+    // ggml numbers its levels debug 1, info 2, warning 3, error 4; ours grow with the amount of text
+    max_log_level = level <= 0 ? GGML_LOG_LEVEL_NONE : (ggml_log_level) (GGML_LOG_LEVEL_ERROR - std::min(level, 4) + 1);
+    llama_log_set([](ggml_log_level l, const char * text, void *) {
+        static thread_local ggml_log_level last = GGML_LOG_LEVEL_NONE;
+        last = l == GGML_LOG_LEVEL_CONT ? last : l;
+        if (max_log_level != GGML_LOG_LEVEL_NONE && last >= max_log_level) {
+            fputs(text, stderr);
+        }
+    }, nullptr);
+    const int verbosity[] = { -1, LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
+    common_log_set_verbosity_thold(verbosity[std::max(0, std::min(level, 4))]);
+}
+
+void dspine_params_default(dspine_params * params) {
+    const common_params c{};
+    *params = {};
+    params->size         = sizeof(dspine_params);
+    params->n_ctx        = 4096;
+    params->n_batch      = c.n_batch;
+    params->n_ubatch     = c.n_ubatch;
+    params->n_seq        = 1;
+    params->n_gpu_layers = c.n_gpu_layers;
+    params->n_gpu_layers_draft = c.speculative.draft.n_gpu_layers;
+    params->type_k       = GGML_TYPE_F16;
+    params->type_v       = GGML_TYPE_F16;
+    params->type_k_draft = GGML_TYPE_F16;
+    params->type_v_draft = GGML_TYPE_F16;
+    params->flash_attn   = LLAMA_FLASH_ATTN_TYPE_AUTO;
+}
+
+dspine_status dspine_open(const char * target, const char * draft, const dspine_params * params, dspine_pair ** out) {
+    return guarded([&] {
+        require(target && params && out, "target, params and out must not be NULL");
+        *out = nullptr;
+        static const bool once = [] { dspine_set_log_level(0); llama_backend_init(); return true; }();
+        (void) once;
+        auto pair = std::make_unique<dspine_pair>();
+        set_params(*pair, target, draft, *params);
+        open_target(*pair);
+        pair->batch = common_batch(pair->ctx_tgt());
+        if (draft) {
+            open_drafter(*pair, params->capture);
+        }
+        *out = pair.release();
+    });
+}
+
+void dspine_close(dspine_pair * pair) { delete pair; }
+
+dspine_status dspine_get_info(const dspine_pair * pair, dspine_info * info) {
+    return guarded([&] {
+        require(pair && info, "pair and info must not be NULL");
+        *info = {};
+        info->n_embd  = pair->n_embd();
+        info->n_vocab = pair->n_vocab();
+        info->n_ctx   = (int32_t) llama_n_ctx(pair->ctx_tgt());
+        if (pair->ctx_dft()) {
+            info->n_layer_draft  = llama_model_n_layer(llama_get_model(pair->ctx_dft()));
+            info->n_taps         = (int32_t) pair->n_taps();
+            info->block_size     = pair->block_size;
+            info->n_draft        = pair->n_draft();
+            info->top_k          = pair->top_k;
+            info->n_ubatch_draft = (int32_t) llama_n_ubatch(pair->ctx_dft());
+        }
+    });
+}
+
+dspine_status dspine_truncate(dspine_pair * pair, int32_t seq, int32_t pos) {
+    return guarded([&] {
+        require(pair, "pair must not be NULL");
+        pair->need_seq(seq);
+        require(pos >= 0, "position " + std::to_string(pos) + " is negative");
+        truncate(*pair, seq, pos);
+    });
+}
+
+dspine_status dspine_target_decode(dspine_pair * pair, int32_t seq, const int32_t * tokens, int32_t n, int32_t pos0) {
+    return guarded([&] {
+        require(pair && tokens, "pair and tokens must not be NULL");
+        pair->need_seq(seq);
+        require(n >= 1 && n <= pair->params.n_batch, std::to_string(n) + " tokens, the batch takes 1 to " + std::to_string(pair->params.n_batch));
+        require(pos0 >= 0, "position " + std::to_string(pos0) + " is negative");
+        pair->batch.clear();
+        for (int32_t i = 0; i < n; ++i) {
+            pair->need_token(tokens[i]);
+            pair->batch.add(tokens[i], pos0 + i, seq, true);
+        }
+        decode_target(*pair);
+    });
+}
+
+dspine_status dspine_target_logits(dspine_pair * pair, float * out, int64_t count) {
+    return guarded([&] {
+        require(pair && out, "pair and out must not be NULL");
+        const int64_t width = pair->n_vocab();
+        require(count > 0 && count == pair->batch.size() * width, "room for " + std::to_string(count) + " logits, there are " +
+                std::to_string(pair->batch.size() * width));
+        for (int32_t i = 0; i < pair->batch.size(); ++i) {
+            const float * row = llama_get_logits_ith(pair->ctx_tgt(), i);
+            require(row, "row " + std::to_string(i) + " has no logits", DSPINE_ERR_DECODE);
+            std::memcpy(out + i * width, row, width * sizeof(float));
+        }
+    });
+}
+
+dspine_status dspine_set_taps(dspine_pair * pair, const int32_t * layers, int32_t n) {
+    return guarded([&] {
+        require(pair && layers, "pair and layers must not be NULL");
+        require(!pair->ctx_dft(), "the drafter's file decides which layers are tapped");
+        const std::vector<int32_t> wanted(layers, layers + std::max(n, 0));
+        require(!wanted.empty(), "no layer to tap");
+        const std::string why = dspine_check_taps(pair->ctx_tgt(), wanted);
+        require(why.empty(), why);
+        for (const int32_t layer : pair->taps) {
+            llama_set_embeddings_layer_inp(pair->ctx_tgt(), (uint32_t) layer, false);
+        }
+        for (const int32_t layer : wanted) {
+            llama_set_embeddings_layer_inp(pair->ctx_tgt(), (uint32_t) layer, true);
+        }
+        pair->taps = wanted;
+        pair->batch.clear(); // its rows were not tapped
+    });
+}
+
+dspine_status dspine_target_taps(dspine_pair * pair, float * out, int64_t count) {
+    return guarded([&] {
+        require(pair && out, "pair and out must not be NULL");
+        require(!pair->taps.empty(), "this pair has no drafter and no taps were set");
+        const int64_t width = pair->n_embd();
+        const int64_t rows  = pair->batch.size();
+        require(rows > 0 && count == rows * pair->n_taps() * width, "room for " + std::to_string(count) + " values, there are " +
+                std::to_string(rows * pair->n_taps() * width));
+        for (int64_t tap = 0; tap < pair->n_taps(); ++tap) {
+            const float * values = llama_get_embeddings_layer_inp(pair->ctx_tgt(), (uint32_t) pair->taps[tap]);
+            for (int64_t i = 0; i < rows; ++i) {
+                std::memcpy(out + (i * pair->n_taps() + tap) * width, values + i * width, width * sizeof(float));
+            }
+        }
+    });
+}
+
+dspine_status dspine_draft_feed(dspine_pair * pair, int32_t seq, const float * features, int32_t n, int32_t pos0) {
+    return guarded([&] {
+        require(pair && features, "pair and features must not be NULL");
+        pair->need_drafter();
+        pair->need_seq(seq);
+        require(n >= 1 && pos0 >= 0, "n must be at least 1 and pos0 not negative");
+        const size_t  width    = (size_t) (pair->n_taps() * pair->n_embd());
+        const int32_t n_ubatch = (int32_t) llama_n_ubatch(pair->ctx_dft());
+        for (int32_t from = 0; from < n; from += n_ubatch) {
+            pair->batch_feed.clear();
+            for (int32_t i = from; i < std::min(n, from + n_ubatch); ++i) {
+                const llama_pos p = pos0 + i;
+                const llama_pos pos[4] = { p, p, p, 0 }; // as common_speculative_process does for M-RoPE drafters
+                pair->batch_feed.add_embd({ const_cast<float *>(features) + i * width, 1, width }, pos, seq, false);
+            }
+            const int32_t rc = llama_process(pair->ctx_dft(), LLAMA_PROCESS_TYPE_DECODE, pair->batch_feed.get());
+            require(rc == 0, "the drafter could not take the features (" + std::to_string(rc) + ")", DSPINE_ERR_DECODE);
+        }
+    });
+}
+
+dspine_status dspine_draft_many(dspine_pair * pair, const int32_t * seqs, const int32_t * anchors, const int32_t * positions,
+                                int32_t n, int32_t * out, int32_t * n_out) {
+    return guarded([&] {
+        require(pair && seqs && anchors && positions && out && n_out, "no argument may be NULL");
+        pair->need_drafter();
+        std::vector<request> requests;
+        for (int32_t i = 0; i < n; ++i) {
+            pair->need_seq(seqs[i]);
+            pair->need_token(anchors[i]);
+            require(positions[i] >= 0, "position " + std::to_string(positions[i]) + " is negative");
+            require(i == 0 || seqs[i] > seqs[i - 1], "sequences must be given in ascending order, each once");
+            requests.push_back({ seqs[i], anchors[i], positions[i], 0 });
+        }
+        require(!requests.empty(), "no sequence to draft for");
+        draft_blocks(*pair, requests, {});
+        for (int32_t i = 0; i < n; ++i) {
+            const llama_tokens & ids = pair->drafts[i];
+            std::copy(ids.begin(), ids.end(), out + (int64_t) i * pair->n_draft());
+            n_out[i] = (int32_t) ids.size();
+        }
+    });
+}
+
+dspine_status dspine_draft(dspine_pair * pair, int32_t seq, int32_t anchor, int32_t pos, int32_t * out, int32_t * n_out) {
+    return dspine_draft_many(pair, &seq, &anchor, &pos, 1, out, n_out);
+}
+
+dspine_status dspine_draft_candidates(dspine_pair * pair, int32_t index, int32_t * candidates, float * scores) {
+    return guarded([&] {
+        require(pair && candidates && scores, "no argument may be NULL");
+        pair->need_drafter();
+        require(index >= 0 && index < (int32_t) pair->drafts.size(), "block " + std::to_string(index) + " was not drafted");
+        const float * lattice = llama_get_embeddings_nextn(pair->ctx_dft());
+        require(lattice, "nothing was drafted");
+        const int32_t k    = pair->top_k;
+        const int32_t rows = pair->n_draft() + 1;
+        for (int32_t t = 1; t < rows; ++t) {
+            const float * row = lattice + (int64_t) (index * rows + t) * pair->n_embd();
+            for (int32_t j = 0; j < k; ++j) {
+                candidates[(t - 1) * k + j] = (int32_t) row[j];
+            }
+            std::copy(row + k, row + k + k * k, scores + (int64_t) (t - 1) * k * k);
+        }
+    });
+}
+
+dspine_status dspine_draft_tensor(dspine_pair * pair, const char * name, int32_t layer, float * out, int64_t count) {
+    return guarded([&] {
+        require(pair && name && out, "no argument may be NULL");
+        pair->need_drafter();
+        const std::string key = layer >= 0 ? std::string(name) + "-" + std::to_string(layer) : name;
+        const auto it = pair->captured.find(key);
+        require(it != pair->captured.end(), "no tensor '" + key + "' was captured (open the pair with capture, then draft)");
+        require(count == (int64_t) it->second.size(), "room for " + std::to_string(count) + " values, '" + key + "' has " +
+                std::to_string(it->second.size()));
+        std::copy(it->second.begin(), it->second.end(), out);
+    });
+}
+
+dspine_status dspine_generate(dspine_pair * pair, const int32_t * prompt, int32_t n_prompt, int32_t n_predict, bool ignore_eog,
+                              int32_t * out, int32_t * n_out, dspine_stats * stats, dspine_round_fn on_round, void * user) {
+    return guarded([&] {
+        require(pair && prompt && out && n_out, "pair, prompt, out and n_out must not be NULL");
+        *n_out = 0;
+        require(n_prompt >= 1, "the prompt is empty");
+        require(n_predict >= 1, "n_predict must be at least 1");
+        const int32_t n_ctx = (int32_t) llama_n_ctx_seq(pair->ctx_tgt());
+        require(n_prompt < n_ctx, "a prompt of " + std::to_string(n_prompt) + " tokens does not fit a context of " + std::to_string(n_ctx));
+        require(pair->params.n_batch > pair->n_draft() || !pair->speculative, "n_batch " + std::to_string(pair->params.n_batch) +
+                " cannot hold the " + std::to_string(pair->n_draft() + 1) + " rows of a verification");
+        for (int32_t i = 0; i < n_prompt; ++i) {
+            pair->need_token(prompt[i]);
+        }
+        generation run(*pair, llama_tokens(prompt, prompt + n_prompt), n_predict, ignore_eog);
+        run.run(on_round, user);
+        std::copy(run.out.begin(), run.out.end(), out);
+        *n_out = (int32_t) run.out.size();
+        if (stats) {
+            *stats = run.stats;
+        }
+    });
+}

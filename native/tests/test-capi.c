@@ -1,0 +1,66 @@
+/* The header is plain C, sizes agree, and every misuse gives a status and a line of text. */
+#include "dspine.h"
+#include "check.h"
+
+#include <string.h>
+
+static void fails(dspine_status got, dspine_status expected, const char * text) {
+    if (got != expected || !strstr(dspine_last_error(), text)) {
+        fprintf(stderr, "expected status %d and '%s', got %d and '%s'\n", expected, text, got, dspine_last_error());
+        exit(1);
+    }
+}
+
+static void test_layout(void) {
+    CHECK(dspine_abi_version() == DSPINE_ABI_VERSION);
+    CHECK(dspine_params_size() == sizeof(dspine_params));
+    CHECK(dspine_info_size() == sizeof(dspine_info));
+    CHECK(dspine_stats_size() == sizeof(dspine_stats));
+    CHECK(dspine_round_size() == sizeof(dspine_round));
+}
+
+static void test_open_refuses(void) {
+    dspine_params params;
+    dspine_pair * pair = (dspine_pair *) 1;
+
+    dspine_params_default(&params);
+    CHECK(params.size == sizeof(params));
+    fails(dspine_open(NULL, NULL, &params, &pair), DSPINE_ERR_INVALID, "must not be NULL");
+    fails(dspine_open("no-such-target.gguf", NULL, &params, &pair), DSPINE_ERR_LOAD, "no-such-target.gguf");
+    CHECK(pair == NULL);
+    fails(dspine_open("no-such-target.gguf", "no-such-drafter.gguf", &params, &pair), DSPINE_ERR_LOAD, "no-such-drafter.gguf");
+
+    params.n_seq = 0;
+    fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "n_seq");
+    dspine_params_default(&params);
+    params.type_k = 9999;
+    fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "9999");
+    params.size = 1;
+    fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "this library expects");
+}
+
+static void test_null_handles(void) {
+    int32_t id = 0, n = 0;
+    float x = 0;
+    dspine_info info;
+
+    dspine_close(NULL);
+    fails(dspine_get_info(NULL, &info), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_truncate(NULL, 0, 0), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_target_decode(NULL, 0, &id, 1, 0), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_target_logits(NULL, &x, 1), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_set_taps(NULL, &id, 1), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_target_taps(NULL, &x, 1), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_draft_feed(NULL, 0, &x, 1, 0), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_draft(NULL, 0, 0, 0, &id, &n), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_draft_candidates(NULL, 0, &id, &x), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_draft_tensor(NULL, "result_norm", -1, &x, 1), DSPINE_ERR_INVALID, "NULL");
+    fails(dspine_generate(NULL, &id, 1, 1, false, &id, &n, NULL, NULL, NULL), DSPINE_ERR_INVALID, "NULL");
+}
+
+int main(void) {
+    test_layout();
+    test_open_refuses();
+    test_null_handles();
+    return 0;
+}
