@@ -268,7 +268,8 @@ private:
         if (pair.speculative) {
             common_speculative_begin(pair.speculative.get(), 0, past);
         }
-        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), { pair.batch.size() - 1 }, {}));
+        const std::vector<int> last_row = { pair.batch.size() - 1 };
+        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), last_row, {}));
         stats.prompt_us = ggml_time_us() - begin;
     }
 

@@ -1,0 +1,33 @@
+"""Run every check that needs no native build; all run, and the failing ones are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CHECKS = {
+    "style": ("-m", "ruff", "check", "."),
+    "format": ("-m", "ruff", "format", "--check", "."),
+    "types": ("-m", "mypy"),
+    "hook budget": ("scripts/check_hooks.py",),
+    "generated docs": ("scripts/check_docs.py",),
+    "repository rules": ("scripts/check_repository.py",),
+}
+
+
+def main() -> int:
+    failed = []
+    for name, arguments in CHECKS.items():
+        sys.stdout.write(f"[check] {name}\n")
+        sys.stdout.flush()
+        if subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode:
+            failed.append(name)
+    sys.stdout.write(f"[check] failed: {', '.join(failed)}\n" if failed else "[check] all passed\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
