@@ -1,0 +1,190 @@
+"""One pass over the checkpoint: row chunks are read, checked and encoded on all cores.
+
+Each worker reads a chunk, encodes it for every file that wants it and writes the results at
+places known beforehand, so the bytes do not depend on the number of workers or their order.
+Memory is bounded by workers x one chunk, whatever the size of a tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+
+from dspine_convert.checkpoint import ITEM_SIZE, SourceTensor
+from dspine_convert.errors import ConvertError
+from dspine_convert.gguf_format import tensor_bytes
+from dspine_convert.names import CODES, Mapped
+from dspine_convert.plan import Plan
+from dspine_convert.progress import Meter
+from dspine_convert.quantize import (
+    LARGEST,
+    LARGEST_OTHERWISE,
+    NUMPY_WORD,
+    Quantizer,
+    as_bytes,
+    encode,
+    largest_magnitude,
+)
+
+CHUNK_ELEMENTS = 1 << 19
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A place for one tensor in one open file: `offset` is absolute."""
+
+    fd: int
+    type: GGMLQuantizationType
+    offset: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole rows of one tensor, [first, first + count), and where each copy of it goes."""
+
+    mapped: Mapped
+    width: int
+    first: int
+    count: int
+    outputs: tuple[Output, ...]
+
+
+@dataclass
+class Run:
+    """What the workers share: the meter, the stop flag, and the largest code seen."""
+
+    quantizer: Quantizer | None
+    meter: Meter
+    stop: threading.Event = field(default_factory=threading.Event)
+    largest_code: float = 0.0
+
+
+def split_rows(mapped: Mapped, outputs: tuple[Output, ...]) -> Iterator[Chunk]:
+    """Cut a tensor into chunks of whole rows; a vector is one row."""
+    width = mapped.shape[-1]
+    rows = mapped.shape[0] if len(mapped.shape) == 2 else 1
+    step = max(1, CHUNK_ELEMENTS // width)
+    for first in range(0, rows, step):
+        yield Chunk(mapped, width, first, min(step, rows - first), outputs)
+
+
+def read_words(source: SourceTensor, first: int, count: int) -> Words:
+    """Read `count` elements of a tensor from element `first`, as raw words."""
+    item = ITEM_SIZE[source.dtype]
+    words = np.empty(count, dtype=NUMPY_WORD[source.dtype])
+    view = as_bytes(words)
+    offset, done = source.offset + first * item, 0
+    while done < len(view):
+        got = os.preadv(source.fd, [view[done:]], offset + done)
+        if got == 0:
+            raise ConvertError(f"{source.path}: truncated while reading {source.name!r}")
+        done += got
+    return words
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`."""
+    while len(data):
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def _not_finite(chunk: Chunk, words: Words) -> ConvertError:
+    source = chunk.mapped.source
+    exponent = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F80_0000}[source.dtype]
+    at = int(np.flatnonzero((words & exponent) == exponent)[0])
+    row, column = divmod(at, chunk.width)
+    place = [chunk.first + row, column] if len(chunk.mapped.shape) == 2 else [column]
+    mantissa = int(words[at]) & (exponent & -exponent) - 1
+    found = "NaN" if mantissa else "Inf"
+    return ConvertError(
+        f"{source.path.name}: tensor {source.name!r} holds {found} at {place}; "
+        "the checkpoint is damaged"
+    )
+
+
+def checked_words(chunk: Chunk, run: Run) -> Words:
+    """Read a chunk and refuse values that are not finite or that a stored type cannot hold."""
+    source = chunk.mapped.source
+    words = read_words(source, chunk.first * chunk.width, chunk.count * chunk.width)
+    largest = largest_magnitude(words, source.dtype)
+    if largest is None:
+        raise _not_finite(chunk, words)
+    for out in chunk.outputs:
+        if largest > LARGEST.get(out.type, LARGEST_OTHERWISE):
+            raise ConvertError(
+                f"{source.path.name}: tensor {source.name!r} holds {largest:g}, "
+                f"too large for {out.type.name}"
+            )
+    if chunk.mapped.canonical == CODES:
+        run.largest_code = max(run.largest_code, largest)
+    return words
+
+
+def convert_chunk(chunk: Chunk, run: Run) -> None:
+    """Read, encode once per distinct type, write every copy."""
+    if run.stop.is_set():
+        return
+    source = chunk.mapped.source
+    words = checked_words(chunk, run)
+    encoded: dict[GGMLQuantizationType, memoryview] = {}
+    for out in chunk.outputs:
+        if out.type not in encoded:
+            encoded[out.type] = encode(words, source.dtype, chunk.width, out.type, run.quantizer)
+        row_bytes = tensor_bytes(out.type, (chunk.width,))
+        write_all(out.fd, encoded[out.type], out.offset + chunk.first * row_bytes)
+    run.meter.advance(words.nbytes)
+
+
+def planned_chunks(plan: Plan, fds: tuple[int, ...]) -> list[Chunk]:
+    """All chunks of a plan, in file order; `fds` belong to plan.files one to one."""
+    chunks: list[Chunk] = []
+    for index, planned in enumerate(plan.files[0].tensors):
+        outputs = tuple(
+            Output(fd, info.type, len(file.header) + info.offset)
+            for fd, file in zip(fds, plan.files, strict=True)
+            for info in (file.tensors[index].info,)
+        )
+        chunks.extend(split_rows(planned.mapped, outputs))
+    return chunks
+
+
+def on_all_cores(
+    chunks: list[Chunk], work: Callable[[Chunk], None], threads: int, stop: threading.Event
+) -> None:
+    """Run `work` over all chunks; the first error or interrupt stops the rest and is raised."""
+    # One worker more than cores, so that a core is not idle while a worker waits for the disk.
+    with ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="convert") as pool:
+        futures: list[Future[None]] = [pool.submit(work, chunk) for chunk in chunks]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = [f for f in futures if f in done and f.exception() is not None]
+            if failed:
+                failed[0].result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def source_bytes(plan: Plan) -> int:
+    """Bytes that one pass reads."""
+    return sum(t.mapped.source.nbytes for t in plan.files[0].tensors)
+
+
+def stream(plan: Plan, fds: tuple[int, ...], run: Run, threads: int) -> None:
+    """Convert everything into the open files; raises ConvertError for unusable values."""
+    chunks = planned_chunks(plan, fds)
+    on_all_cores(chunks, lambda chunk: convert_chunk(chunk, run), threads, run.stop)
+    if run.largest_code == 0.0:
+        raise ConvertError(
+            "transfer_codes are all zero: this checkpoint is untrained\ntake a finished checkpoint"
+        )

@@ -1,0 +1,161 @@
+"""The target's side: fingerprint, layers, Hugging Face directories."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from dspine_convert.fingerprint import fnv1a64, tokens_fnv1a64
+from dspine_convert.target import PUBLISHES_LAST_LAYER, find_hf_converter, load_gguf
+
+
+def plain_fnv(data: bytes) -> int:
+    """FNV-1a as its authors write it."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) & (1 << 64) - 1
+    return value
+
+
+def test_known_values():
+    """From the published test vectors of FNV-1a (64 bit)."""
+    assert fnv1a64(b"") == 0xCBF29CE484222325
+    assert fnv1a64(b"a") == 0xAF63DC4C8601EC8C
+    assert fnv1a64(b"foobar") == 0x85944171F73967E8
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 255, 4096])
+def test_fnv_against_the_plain_loop(size):
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+    assert fnv1a64(data) == plain_fnv(data)
+
+
+def test_fingerprint_stream():
+    """Ids as four bytes, unused tokens left out, empty tokens by the name llama.cpp gives them."""
+    tokens, types = [b"a", b"x", b"", "ö".encode()], [1, 5, 3, 1]
+    stream = b"\0\0\0\0a\0" + b"\2\0\0\0[EMPTY_2]\0" + b"\3\0\0\0\xc3\xb6\0"
+    assert tokens_fnv1a64(tokens, types) == f"{plain_fnv(stream):016x}"
+    assert tokens_fnv1a64(tokens, None) != tokens_fnv1a64(tokens, types)
+
+
+def test_a_target(target, kit):
+    found = load_gguf(target)
+    assert (found.architecture, found.name) == ("qwen3", "Tiny Target")
+    assert (found.embedding_length, found.block_count, found.vocab_size) == (32, 6, 96)
+    stream = b"".join(i.to_bytes(4, "little") + f"tök{i}".encode() + b"\0" for i in range(96))
+    assert found.tokens_fnv1a64 == f"{plain_fnv(stream):016x}"
+
+
+def test_prediction_layers_are_no_layers(tmp_path, kit):
+    """block_count counts multi-token-prediction layers; taps and fingerprint do not."""
+    path = kit.new_target(tmp_path / "mtp.gguf", arch="qwen35", nextn=1)
+    assert load_gguf(path).block_count == 6
+
+
+def test_a_drafter_is_no_target(draft, target, cli, tmp_path):
+    made = cli(draft.write(), "--target", target, "-o", tmp_path / "o").out.strip()
+    result = cli(draft.directory, "--target", made, "-o", tmp_path / "p")
+    assert result.code == 1
+    assert "this is a drafter" in result.err
+
+
+def test_later_part_of_a_split(draft, kit, cli, tmp_path):
+    path = kit.new_target(tmp_path / "s.gguf", change=lambda w: w.add_uint16("split.no", 1))
+    result = cli(draft.write(), "--target", path, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert "give its first part" in result.err
+
+
+def test_vocabulary_is_copied_verbatim(draft, kit, cli, tmp_path):
+    """Types and values as stored, whatever they are; the mask token is the drafter's."""
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_scores([0.5] * 96)
+        writer.add_uint32("tokenizer.ggml.mask_token_id", 7)
+        writer.add_array("tokenizer.ggml.eog_token_ids", [1, 2])
+
+    path = kit.new_target(tmp_path / "v.gguf", change=more)
+    made = cli(draft.write(), "--target", path, "-o", tmp_path / "o").out.strip()
+    source, copy = gguf.GGUFReader(path), gguf.GGUFReader(made)
+    for name, field in source.fields.items():
+        if name.startswith("tokenizer.") and name != "tokenizer.ggml.mask_token_id":
+            assert copy.fields[name].types == field.types
+            assert copy.fields[name].contents() == field.contents()
+    assert copy.get_field("tokenizer.ggml.mask_token_id").contents() == 95
+
+
+def test_directory_without_config(draft, cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = cli(draft.write(), "--target", tmp_path / "empty", "-o", tmp_path / "o")
+    assert result.code == 1
+    assert "no config.json" in result.err
+
+
+@pytest.fixture
+def hf_target(tmp_path):
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def test_no_llama_cpp(draft, hf_target, cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPINE_LLAMA_CPP_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("dspine_convert.target.package_dir", lambda name: tmp_path / "pkg")
+    result = cli(draft.write(), "--target", hf_target, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert str(tmp_path / "none" / "convert_hf_to_gguf.py") in result.err
+    assert str(tmp_path / "pkg" / "native" / "llama.cpp") in result.err
+
+
+def fake_llama_cpp(directory, body: str, monkeypatch) -> None:
+    directory.mkdir()
+    (directory / "convert_hf_to_gguf.py").write_text(body)
+    monkeypatch.setenv("DSPINE_LLAMA_CPP_DIR", str(directory))
+
+
+def test_missing_torch_is_named(draft, hf_target, cli, tmp_path, monkeypatch):
+    fake_llama_cpp(tmp_path / "llama.cpp", "", monkeypatch)
+    real = __import__("importlib.util").util.find_spec
+    hidden = ("torch", "transformers")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in hidden else real(name)
+    )
+    result = cli(draft.write(), "--target", hf_target, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert "pip install torch transformers" in result.err
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_directory_through_llama_cpp(draft, hf_target, target, cli, tmp_path, monkeypatch, works):
+    """The converter's contract, with a stand-in for llama.cpp's script."""
+    body = f"import shutil, sys\nassert sys.argv[1] == {str(hf_target)!r}\n"
+    body += "assert sys.argv[2:4] == ['--vocab-only', '--outfile']\n"
+    body += (
+        f"shutil.copy({str(target)!r}, sys.argv[4])\n" if works else "sys.exit('no tokenizer')\n"
+    )
+    fake_llama_cpp(tmp_path / "llama.cpp", body, monkeypatch)
+    real = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: real("json" if name in ("torch", "transformers") else name),
+    )
+    result = cli(draft.write(), "--target", hf_target, "-o", tmp_path / "o")
+    if works:
+        assert result.code == 0, result.err
+    else:
+        assert result.code == 1
+        assert "llama.cpp could not read the vocabulary: no tokenizer" in result.err
+
+
+def test_archs_that_publish_the_last_layer():
+    """The table is what the llama.cpp tree says, where one is at hand."""
+    try:
+        models = find_hf_converter().parent / "src" / "models"
+    except Exception as error:
+        pytest.skip(f"no llama.cpp tree: {error}")
+    if not models.is_dir():
+        pytest.skip(f"{models} is absent")
+    files = {p.stem for p in models.glob("*.cpp") if "t_layer_inp[n_layer]" in p.read_text()}
+    known = {name.removesuffix("_moe").replace("_", "-") for name in PUBLISHES_LAST_LAYER}
+    assert files == known
