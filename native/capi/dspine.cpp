@@ -21,6 +21,20 @@
 namespace {
 
 thread_local std::string last_error;
+thread_local std::string first_log_error; // of the load in progress: llama.cpp tells reasons to its log alone
+
+std::string logged_reason() {
+    std::string text = first_log_error;
+    for (const char * prefix : { "llama_model_load: ", "error loading model: ", "llama_init_from_model: " }) {
+        if (text.rfind(prefix, 0) == 0) {
+            text.erase(0, std::strlen(prefix));
+        }
+    }
+    while (!text.empty() && text.back() == '\n') {
+        text.pop_back();
+    }
+    return text.empty() ? "" : ": " + text;
+}
 
 struct failure : std::runtime_error {
     failure(dspine_status status, const std::string & what) : std::runtime_error(what), status(status) {}
@@ -90,7 +104,11 @@ struct dspine_pair {
 
 namespace {
 
-bool wanted(const char * name) {
+bool wanted(const ggml_tensor * t) {
+    const char * name = t->name;
+    if (std::strchr(name, ' ') || !ggml_is_contiguous(t)) {
+        return false; // "<name> (view)" is a part of a tensor
+    }
     for (const char * prefix : { "dspine_pre_injection-", "dspine_post_injection-", "result_norm", "result_output" }) {
         if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) {
             return true;
@@ -100,8 +118,8 @@ bool wanted(const char * name) {
 }
 
 bool capture_tensor(ggml_tensor * t, bool ask, void * user) {
-    if (ask || !wanted(t->name)) {
-        return wanted(t->name);
+    if (ask || !wanted(t)) {
+        return wanted(t);
     }
     auto & values = static_cast<dspine_pair *>(user)->captured[t->name];
     values.resize(ggml_nelements(t));
@@ -158,9 +176,11 @@ void open_target(dspine_pair & pair) {
     // the taps and the logits of every row of a batch are read
     pair.params.n_outputs_max = pair.params.n_batch;
     pair.params.n_outputs_max_per_seq = pair.params.n_batch;
+    first_log_error.clear();
     pair.target = common_init_from_params(pair.params);
-    require(pair.target->model(), pair.params.model.path + ": the target cannot be loaded", DSPINE_ERR_LOAD);
-    require(pair.target->context(), pair.params.model.path + ": no context can be made for the target", DSPINE_ERR_LOAD);
+    const std::string & path = pair.params.model.path;
+    require(pair.target->model(), path + ": the target cannot be loaded" + logged_reason(), DSPINE_ERR_LOAD);
+    require(pair.target->context(), path + ": no context can be made for the target" + logged_reason(), DSPINE_ERR_LOAD);
 }
 
 void open_drafter(dspine_pair & pair, bool capture) {
@@ -170,14 +190,16 @@ void open_drafter(dspine_pair & pair, bool capture) {
         for_draft.cb_eval = capture_tensor;
         for_draft.cb_eval_user_data = &pair;
     }
+    first_log_error.clear();
+    dspine_take_misfit();
     pair.drafter = common_speculative_init_from_params(for_draft, pair.target->model(), pair.ctx_tgt());
 
     const std::string path = draft.mparams.path;
     const llama_model * model = pair.drafter->model();
-    require(model, path + ": the drafter cannot be loaded", DSPINE_ERR_LOAD);
-    const std::string misfit = dspine_check_pair(pair.ctx_tgt(), model);
+    const std::string misfit = dspine_take_misfit();
     require(misfit.empty(), path + ": the drafter does not fit: " + misfit, DSPINE_ERR_LOAD);
-    require(pair.ctx_dft(), path + ": no context can be made for the drafter", DSPINE_ERR_LOAD);
+    require(model, path + ": the drafter cannot be loaded" + logged_reason(), DSPINE_ERR_LOAD);
+    require(pair.ctx_dft(), path + ": no context can be made for the drafter" + logged_reason(), DSPINE_ERR_LOAD);
 
     draft.ctx_tgt = pair.ctx_tgt();
     draft.ctx_dft = pair.ctx_dft();
@@ -269,7 +291,7 @@ private:
             common_speculative_begin(pair.speculative.get(), 0, past);
         }
         const std::vector<int> last_row = { pair.batch.size() - 1 };
-        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), last_row, {}));
+        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), last_row, llama_tokens{}));
         stats.prompt_us = ggml_time_us() - begin;
     }
 
@@ -353,20 +375,25 @@ uint32_t dspine_round_size(void)  { return sizeof(dspine_round); }
 
 const char * dspine_last_error(void) { return last_error.c_str(); }
 
-static ggml_log_level max_log_level = GGML_LOG_LEVEL_NONE;
+static int32_t log_level = 0;
+
+static void on_log(ggml_log_level level, const char * text, void *) {
+    static thread_local ggml_log_level last = GGML_LOG_LEVEL_NONE;
+    last = level == GGML_LOG_LEVEL_CONT ? last : level; // a continuation belongs to the line before it
+    if (last == GGML_LOG_LEVEL_ERROR && first_log_error.empty()) {
+        first_log_error = text;
+    }
+    // ggml numbers its levels debug 1, info 2, warning 3, error 4; ours grow with the amount of text
+    if (log_level > 0 && last >= GGML_LOG_LEVEL_ERROR - log_level + 1) {
+        fputs(text, stderr);
+    }
+}
 
 void dspine_set_log_level(int32_t level) {
-    // ggml numbers its levels debug 1, info 2, warning 3, error 4; ours grow with the amount of text
-    max_log_level = level <= 0 ? GGML_LOG_LEVEL_NONE : (ggml_log_level) (GGML_LOG_LEVEL_ERROR - std::min(level, 4) + 1);
-    llama_log_set([](ggml_log_level l, const char * text, void *) {
-        static thread_local ggml_log_level last = GGML_LOG_LEVEL_NONE;
-        last = l == GGML_LOG_LEVEL_CONT ? last : l;
-        if (max_log_level != GGML_LOG_LEVEL_NONE && last >= max_log_level) {
-            fputs(text, stderr);
-        }
-    }, nullptr);
+    log_level = std::max(0, std::min(level, 4));
     const int verbosity[] = { -1, LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
-    common_log_set_verbosity_thold(verbosity[std::max(0, std::min(level, 4))]);
+    common_log_set_verbosity_thold(verbosity[log_level]);
+    llama_log_set(on_log, nullptr);
 }
 
 void dspine_params_default(dspine_params * params) {
@@ -390,7 +417,7 @@ dspine_status dspine_open(const char * target, const char * draft, const dspine_
     return guarded([&] {
         require(target && params && out, "target, params and out must not be NULL");
         *out = nullptr;
-        static const bool once = [] { dspine_set_log_level(0); llama_backend_init(); return true; }();
+        static const bool once = [] { dspine_set_log_level(log_level); llama_backend_init(); return true; }();
         (void) once;
         auto pair = std::make_unique<dspine_pair>();
         set_params(*pair, target, draft, *params);
@@ -529,6 +556,9 @@ dspine_status dspine_draft_many(dspine_pair * pair, const int32_t * seqs, const 
             pair->need_token(anchors[i]);
             require(positions[i] >= 0, "position " + std::to_string(positions[i]) + " is negative");
             require(i == 0 || seqs[i] > seqs[i - 1], "sequences must be given in ascending order, each once");
+            const llama_pos end = llama_memory_seq_pos_max(llama_get_memory(pair->ctx_dft()), seqs[i]) + 1;
+            require(end == 0 || positions[i] == end, "position " + std::to_string(positions[i]) + " does not follow the " +
+                    std::to_string(end) + " rows that sequence " + std::to_string(seqs[i]) + " was fed");
             requests.push_back({ seqs[i], anchors[i], positions[i], 0 });
         }
         require(!requests.empty(), "no sequence to draft for");

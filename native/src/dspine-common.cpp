@@ -72,6 +72,16 @@ static void resolve_depth(common_params_speculative_draft & draft, int32_t block
     }
 }
 
+// a verification is one row more than the draft, and a recurrent target keeps all of them in one ubatch
+static void make_room_to_verify(common_params & params) {
+    const int32_t least = params.speculative.draft.n_max + 2;
+    if (params.n_batch < least || params.n_ubatch < least) {
+        LOG_WRN("dspine: batch sizes below the depth + 2 cannot hold a verification, using at least %d for -b and -ub\n", least);
+        params.n_batch  = std::max(params.n_batch, least);
+        params.n_ubatch = std::max(params.n_ubatch, least);
+    }
+}
+
 static void keep_head_rows(std::vector<llama_model_kv_override> & overrides) {
     llama_model_kv_override keep = {};
     std::strcpy(keep.key, DSPINE_KEEP_HEAD_ROWS);
@@ -98,6 +108,7 @@ void dspine_resolve_params(common_params & params) {
     draft.is_dspine = true;
     resolve_type(params.speculative, draft.mparams.path);
     resolve_depth(draft, block_size);
+    make_room_to_verify(params);
     keep_head_rows(params.kv_overrides);
 
     if (draft.np_auto) {

@@ -6,12 +6,8 @@
 #include "llama-model.h"
 
 #include <cstdio>
-#include <cstdlib>
+#include <utility>
 #include <vector>
-
-bool dspine_is_drafter(const llama_model * model) {
-    return model->dspine.enabled();
-}
 
 uint64_t dspine_vocab_hash(const llama_vocab * vocab) {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -20,7 +16,9 @@ uint64_t dspine_vocab_hash(const llama_vocab * vocab) {
     };
     const int32_t n_tokens = llama_vocab_n_tokens(vocab);
     for (int32_t id = 0; id < n_tokens; ++id) {
-        if (llama_vocab_get_attr(vocab, id) & LLAMA_TOKEN_ATTR_UNUSED) {
+        // llama.cpp also marks control tokens with "unused" in their text; those count
+        const int attr = llama_vocab_get_attr(vocab, id);
+        if ((attr & LLAMA_TOKEN_ATTR_UNUSED) && !(attr & LLAMA_TOKEN_ATTR_CONTROL)) {
             continue;
         }
         for (int shift = 0; shift < 32; shift += 8) {
@@ -113,10 +111,7 @@ static std::string check_head(const llama_model * model_tgt, const llama_model *
     return "";
 }
 
-std::string dspine_check_pair(llama_context * ctx_tgt, const llama_model * model_dft) {
-    if (!dspine_is_drafter(model_dft)) {
-        return "";
-    }
+static std::string find_misfit(llama_context * ctx_tgt, const llama_model * model_dft) {
     const llama_model * model_tgt = llama_get_model(ctx_tgt);
     if (model_tgt->hparams.n_embd != model_dft->hparams.n_embd) {
         return "hidden size " + std::to_string(model_dft->hparams.n_embd) + ", the target has " + std::to_string(model_tgt->hparams.n_embd);
@@ -126,4 +121,15 @@ std::string dspine_check_pair(llama_context * ctx_tgt, const llama_model * model
         why = dspine_check_taps(ctx_tgt, model_dft->target_layer_ids);
     }
     return why.empty() ? check_head(model_tgt, model_dft) : why;
+}
+
+static thread_local std::string last_misfit;
+
+std::string dspine_take_misfit() {
+    return std::exchange(last_misfit, {});
+}
+
+std::string dspine_check_pair(llama_context * ctx_tgt, const llama_model * model_dft) {
+    last_misfit = model_dft->dspine.enabled() ? find_misfit(ctx_tgt, model_dft) : "";
+    return last_misfit;
 }

@@ -12,8 +12,6 @@
 // Key of a model kv-override: asks the loader to keep the rows of the output projection gatherable.
 #define DSPINE_KEEP_HEAD_ROWS "dspine.keep_head_rows"
 
-LLAMA_API bool dspine_is_drafter(const struct llama_model * model);
-
 // FNV-1a (64 bit) over (id as 4 little-endian bytes, text, 0) of every token that is not marked
 // unused: converters differ in how they pad the vocabulary, and padding is marked so.
 LLAMA_API uint64_t dspine_vocab_hash(const struct llama_vocab * vocab);
@@ -23,6 +21,9 @@ LLAMA_API std::string dspine_check_taps(struct llama_context * ctx_tgt, const st
 
 // Empty when `model_dft` can draft for `ctx_tgt`, or is no DSpine drafter; else what does not fit.
 LLAMA_API std::string dspine_check_pair(struct llama_context * ctx_tgt, const struct llama_model * model_dft);
+
+// What the last dspine_check_pair of this thread returned, once: for callers that see only a missing model.
+LLAMA_API std::string dspine_take_misfit();
 
 // Where the loader puts an output projection whose rows must be gatherable: `chosen` when its rows can
 // be, else the first buffer type for which `gathers` holds on the same device, else `chosen`.

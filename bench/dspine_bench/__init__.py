@@ -1,0 +1,1 @@
+"""Demonstrations and measurements of dspine."""
