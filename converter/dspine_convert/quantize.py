@@ -92,7 +92,11 @@ def library_paths() -> list[Path]:
 
 
 class Quantizer:
-    """ggml_quantize_chunk behind a check that library and format tables agree."""
+    """ggml_quantize_chunk behind a check that library and format tables agree.
+
+    Q4_K takes ggml 80 % of a conversion's time. Our build of the library has a function that makes
+    the same bytes several times faster; a library without it works as well.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -128,17 +132,30 @@ class Quantizer:
             ctypes.c_int64,
             ctypes.c_void_p,
         ]
+        # size_t dspine_quantize_q4_K(const float * src, void * dst, int64_t n_rows,
+        #     int64_t n_per_row)
+        self._fast_q4_k = getattr(lib, "dspine_quantize_q4_K", None)
+        if self._fast_q4_k is not None:
+            self._fast_q4_k.restype = ctypes.c_size_t
+            self._fast_q4_k.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_int64,
+                ctypes.c_int64,
+            ]
 
     def chunk(self, kind: GGMLQuantizationType, rows: F32Array) -> ByteArray:
         """Quantise rows [n, width] (contiguous float32) to n rows of packed blocks."""
         n, width = rows.shape
         block, size = GGML_QUANT_SIZES[kind]
         out = np.empty(n * (width // block) * size, dtype=np.uint8)
-        done = self._lib.ggml_quantize_chunk(
-            int(kind), rows.ctypes.data, out.ctypes.data, 0, n, width, None
-        )
+        source, target = rows.ctypes.data, out.ctypes.data
+        if kind is T.Q4_K and self._fast_q4_k is not None:
+            done = self._fast_q4_k(source, target, n, width)
+        else:
+            done = self._lib.ggml_quantize_chunk(int(kind), source, target, 0, n, width, None)
         if done != out.nbytes:
-            raise RuntimeError(f"ggml_quantize_chunk wrote {done} bytes, expected {out.nbytes}")
+            raise RuntimeError(f"quantising to {kind.name} wrote {done} bytes, expected {out.nbytes}")
         return out
 
 

@@ -92,3 +92,38 @@ def test_pass_through_is_not_a_copy():
     view = encode(words, "BF16", 64, T.BF16, None)
     words[5] = 999
     assert bytes(view) == words.tobytes()
+
+
+def hard_values(kind: str) -> np.ndarray:
+    """Rows [24, 1280] that take a 4-bit search through its branches."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((24, 1280)).astype(np.float32)
+    return {
+        "weights": x * np.float32(0.014),
+        "heavy tails": x**3,
+        "one loud sub-block": x * np.where(np.arange(1280) // 32 % 3, np.float32(1e-6), 1),
+        "few levels": np.trunc(2 * x),
+        "negative": -np.abs(x),
+        "far from zero": np.abs(x) + 50,
+        "flat": np.where(np.arange(1280) // 64 % 2, np.float32(0), x * np.float32(1e-4)),
+        "constant": np.full_like(x, -0.25),
+        "zeros of both signs": np.copysign(np.float32(0), x),
+        "many magnitudes": x * np.exp(8 * rng.standard_normal(x.shape)).astype(np.float32),
+        "denormal": x * np.float32(1e-41),
+    }[kind].astype(np.float32)
+
+
+HARD = (
+    "weights|heavy tails|one loud sub-block|few levels|negative|far from zero|flat|constant"
+    "|zeros of both signs|many magnitudes|denormal"
+).split("|")
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_the_fast_q4_k_makes_the_bytes_of_ggml(native_library, kind):
+    fast, plain = Quantizer(native_library), Quantizer(native_library)
+    if fast._fast_q4_k is None:
+        pytest.skip(f"{native_library} is another build of llama.cpp: it has no fast Q4_K")
+    plain._fast_q4_k = None
+    rows = np.ascontiguousarray(hard_values(kind))
+    np.testing.assert_array_equal(fast.chunk(T.Q4_K, rows), plain.chunk(T.Q4_K, rows))
