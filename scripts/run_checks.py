@@ -14,6 +14,7 @@ CHECKS = {
     "types": ("-m", "mypy"),
     "hook budget": ("scripts/check_hooks.py",),
     "generated docs": ("scripts/check_docs.py",),
+    "README figures": ("bench/dspine_bench/figures.py", "--check"),
     "repository rules": ("scripts/check_repository.py",),
 }
 

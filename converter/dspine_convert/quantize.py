@@ -155,7 +155,9 @@ class Quantizer:
         else:
             done = self._lib.ggml_quantize_chunk(int(kind), source, target, 0, n, width, None)
         if done != out.nbytes:
-            raise RuntimeError(f"quantising to {kind.name} wrote {done} bytes, expected {out.nbytes}")
+            raise RuntimeError(
+                f"quantising to {kind.name} wrote {done} bytes, expected {out.nbytes}"
+            )
         return out
 
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from support.native_build import program
 
 ROOT = Path(__file__).resolve().parents[2]
