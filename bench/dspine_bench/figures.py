@@ -41,7 +41,7 @@ def conversion_lines(result: dict[str, Any]) -> list[str]:
     sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in result["sizes"].items())
     return [
         f"Converting a checkpoint of the true 27B drafter shape: {sizes} in one pass, at "
-        f"{result['ratio']:.2f} × the time of a gguf-py script plus `llama-quantize` twice, "
+        f"{result['ratio']:.2f} times the time of a gguf-py script plus `llama-quantize` twice, "
         f"with {result['peak_rss'] / 2**20:.0f} MiB of memory "
         f"({result['machine']['cores']} cores).",
     ]

@@ -113,7 +113,19 @@ def hard_values(kind: str) -> np.ndarray:
     }[kind].astype(np.float32)
 
 
-HARD = ["weights", "heavy tails", "one loud sub-block", "few levels", "negative", "far from zero", "flat", "constant", "zeros of both signs", "many magnitudes", "denormal"]
+HARD = (
+    "weights",
+    "heavy tails",
+    "one loud sub-block",
+    "few levels",
+    "negative",
+    "far from zero",
+    "flat",
+    "constant",
+    "zeros of both signs",
+    "many magnitudes",
+    "denormal",
+)
 
 
 @pytest.mark.parametrize("kind", HARD)
