@@ -88,6 +88,17 @@ def check_programs() -> list[str]:
     return problems
 
 
+def check_cuda() -> list[str]:
+    """Only what can be told before CMake looks: the value, and the compiler that it insists on."""
+    wish = os.environ.get("DSPINE_CUDA", "")
+    if wish not in ("", "0", "1"):
+        return [f"a DSPINE_CUDA of 0 (CPU), 1 (CUDA) or nothing (look for it): it is {wish!r}"]
+    cuda = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"))
+    if wish != "1" or shutil.which("nvcc") or (cuda / "bin" / "nvcc").is_file():
+        return []
+    return ["nvcc, as DSPINE_CUDA=1 insists on CUDA (0 builds for the CPU)"]
+
+
 def existing_parent(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
@@ -133,6 +144,7 @@ def find_problems(*, native: bool = True) -> list[str]:
         problems += check_compiler("CXX", "c++", "c++", "#include <filesystem>\n")
         problems += check_cmake()
         problems += check_programs()
+        problems += check_cuda()
     return problems + check_disk(disk_needs(native=native))
 
 

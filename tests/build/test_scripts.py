@@ -106,6 +106,19 @@ def test_preflight_sees_an_old_cmake_and_a_broken_compiler(tmp_path: Path) -> No
     assert "fatal error: stdlib.h missing" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("wish", "text"), [("banana", "'banana'"), ("1", "nvcc"), ("0", None), ("", None)]
+)
+def test_preflight_reads_the_cuda_wish(
+    wish: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPINE_CUDA", wish)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problems = preflight.check_cuda()
+    assert (text in problems[0]) if text else not problems
+
+
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
 def test_preflight_refuses_other_pythons(version: tuple[int, int]) -> None:
     assert "Python 3.10 to 3.13" in preflight.check_python(version)[0]
