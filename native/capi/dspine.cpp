@@ -60,6 +60,9 @@ dspine_status guarded(const Body & body) {
     } catch (const std::exception & e) {
         last_error = std::string("unexpected: ") + e.what();
         return DSPINE_ERR_BUG;
+    } catch (...) {
+        last_error = "unexpected: an exception of unknown type";
+        return DSPINE_ERR_BUG;
     }
 }
 
@@ -93,6 +96,18 @@ struct dspine_pair {
     int32_t n_draft() const { return params.speculative.draft.n_max; }
     int64_t n_taps()  const { return (int64_t) taps.size(); }
 
+    // results of the last decode and draft, whose buffers the next call overwrites
+    void forget_results() {
+        batch.clear();
+        drafts.clear();
+        captured.clear();
+    }
+
+    void need_room(int32_t pos0, int32_t n) const {
+        const int64_t n_ctx = llama_n_ctx_seq(ctx_tgt());
+        require(pos0 >= 0 && (int64_t) pos0 + n <= n_ctx, "positions " + std::to_string(pos0) + " to " +
+                std::to_string((int64_t) pos0 + n - 1) + " lie outside a context of " + std::to_string(n_ctx));
+    }
     void need_drafter() const { require(ctx_dft(), "this pair was opened without a drafter"); }
     void need_seq(int32_t seq) const {
         require(seq >= 0 && seq < params.n_parallel, "sequence " + std::to_string(seq) + " is outside 0.." + std::to_string(params.n_parallel - 1));
@@ -132,8 +147,13 @@ void set_params(dspine_pair & pair, const char * target, const char * draft, con
             std::to_string(sizeof(dspine_params)));
     require(p.n_seq >= 1 && p.n_batch >= 1 && p.n_ubatch >= 1, "n_seq, n_batch and n_ubatch must be at least 1");
     require(p.n_ctx >= 0 && p.n_draft >= 0 && p.n_draft_ubatch >= 0, "n_ctx, n_draft and n_draft_ubatch must not be negative");
+    require(p.n_seq <= (int32_t) llama_max_parallel_sequences(), "n_seq " + std::to_string(p.n_seq) + " exceeds " +
+            std::to_string(llama_max_parallel_sequences()));
+    require(p.flash_attn >= LLAMA_FLASH_ATTN_TYPE_AUTO && p.flash_attn <= LLAMA_FLASH_ATTN_TYPE_ENABLED, "flash_attn must be -1, 0 or 1");
+    require(p.p_min >= 0.0f && p.p_min <= 1.0f, "p_min must lie between 0 and 1");
     for (const int32_t type : { p.type_k, p.type_v, p.type_k_draft, p.type_v_draft }) {
-        require(type >= 0 && type < GGML_TYPE_COUNT, "cache type " + std::to_string(type) + " is no ggml_type");
+        // types that were removed keep their number and have no block size
+        require(type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0, "cache type " + std::to_string(type) + " is no ggml_type");
     }
     common_params & c = pair.params;
     c.model.path      = target;
@@ -181,6 +201,7 @@ void open_target(dspine_pair & pair) {
     const std::string & path = pair.params.model.path;
     require(pair.target->model(), path + ": the target cannot be loaded" + logged_reason(), DSPINE_ERR_LOAD);
     require(pair.target->context(), path + ": no context can be made for the target" + logged_reason(), DSPINE_ERR_LOAD);
+    pair.params.n_batch = (int32_t) llama_n_batch(pair.ctx_tgt()); // never more than the context
 }
 
 void open_drafter(dspine_pair & pair, bool capture) {
@@ -299,7 +320,9 @@ private:
         const int32_t pos  = (int32_t) past.size();
         // a draft longer than what may still be emitted would only be thrown away
         const int32_t room = std::min(n_predict - (int32_t) out.size(), (int32_t) llama_n_ctx_seq(pair.ctx_tgt()) - pos) - 1;
-        require(room >= 0, "the context of " + std::to_string(llama_n_ctx_seq(pair.ctx_tgt())) + " tokens is full", DSPINE_ERR_DECODE);
+        if (room < 0) {
+            return false; // the context is full: what there is, is the answer
+        }
 
         const int64_t t_draft = ggml_time_us();
         llama_tokens drafted;
@@ -464,13 +487,19 @@ dspine_status dspine_target_decode(dspine_pair * pair, int32_t seq, const int32_
         require(pair && tokens, "pair and tokens must not be NULL");
         pair->need_seq(seq);
         require(n >= 1 && n <= pair->params.n_batch, std::to_string(n) + " tokens, the batch takes 1 to " + std::to_string(pair->params.n_batch));
-        require(pos0 >= 0, "position " + std::to_string(pos0) + " is negative");
-        pair->batch.clear();
+        pair->need_room(pos0, n);
+        std::for_each(tokens, tokens + n, [&](int32_t id) { pair->need_token(id); });
+
+        pair->forget_results();
         for (int32_t i = 0; i < n; ++i) {
-            pair->need_token(tokens[i]);
             pair->batch.add(tokens[i], pos0 + i, seq, true);
         }
-        decode_target(*pair);
+        try {
+            decode_target(*pair);
+        } catch (...) {
+            pair->forget_results();
+            throw;
+        }
     });
 }
 
@@ -529,7 +558,8 @@ dspine_status dspine_draft_feed(dspine_pair * pair, int32_t seq, const float * f
         require(pair && features, "pair and features must not be NULL");
         pair->need_drafter();
         pair->need_seq(seq);
-        require(n >= 1 && pos0 >= 0, "n must be at least 1 and pos0 not negative");
+        require(n >= 1, "n must be at least 1");
+        pair->need_room(pos0, n);
         const size_t  width    = (size_t) (pair->n_taps() * pair->n_embd());
         const int32_t n_ubatch = (int32_t) llama_n_ubatch(pair->ctx_dft());
         for (int32_t from = 0; from < n; from += n_ubatch) {
@@ -554,7 +584,7 @@ dspine_status dspine_draft_many(dspine_pair * pair, const int32_t * seqs, const 
         for (int32_t i = 0; i < n; ++i) {
             pair->need_seq(seqs[i]);
             pair->need_token(anchors[i]);
-            require(positions[i] >= 0, "position " + std::to_string(positions[i]) + " is negative");
+            pair->need_room(positions[i], 1);
             require(i == 0 || seqs[i] > seqs[i - 1], "sequences must be given in ascending order, each once");
             const llama_pos end = llama_memory_seq_pos_max(llama_get_memory(pair->ctx_dft()), seqs[i]) + 1;
             require(end == 0 || positions[i] == end, "position " + std::to_string(positions[i]) + " does not follow the " +
@@ -623,6 +653,7 @@ dspine_status dspine_generate(dspine_pair * pair, const int32_t * prompt, int32_
         }
         generation run(*pair, llama_tokens(prompt, prompt + n_prompt), n_predict, ignore_eog);
         run.run(on_round, user);
+        pair->forget_results();
         std::copy(run.out.begin(), run.out.end(), out);
         *n_out = (int32_t) run.out.size();
         if (stats) {

@@ -152,7 +152,8 @@ DSPINE_API dspine_status dspine_draft_candidates(dspine_pair * pair, int32_t ind
 DSPINE_API dspine_status dspine_draft_tensor(dspine_pair * pair, const char * name, int32_t layer, float * out, int64_t count);
 
 /* Greedy generation of at most n_predict ids after a prompt of n_prompt >= 1 ids on a cleared sequence 0, drafting when
- * there is a drafter. Stops at an end-of-generation token (kept) unless ignore_eog. stats and on_round may be NULL. */
+ * there is a drafter. Stops at an end-of-generation token (kept) unless ignore_eog, and where the context is full. stats and
+ * on_round may be NULL. */
 DSPINE_API dspine_status dspine_generate(dspine_pair * pair, const int32_t * prompt, int32_t n_prompt, int32_t n_predict,
                                          bool ignore_eog, int32_t * out, int32_t * n_out, dspine_stats * stats,
                                          dspine_round_fn on_round, void * user);

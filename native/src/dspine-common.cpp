@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 
 // the smallest ubatch that keeps the injection of long prompts efficient
 static constexpr int32_t DRAFT_UBATCH = 128;
+
+static constexpr const char * DRAFT_SUFFIX = ".draft";
 
 // block size of the DSpine drafter in `path`; 0 for every other file, and for none
 static int32_t read_block_size(const std::string & path) {
@@ -31,15 +34,11 @@ static int32_t read_block_size(const std::string & path) {
     return (int32_t) gguf_get_val_u32(gguf.get(), key);
 }
 
-// DSpine shares DFlash's type; ngram types may stand beside it
+// DSpine shares DFlash's type; types that need no model may stand before it
 static void resolve_type(common_params_speculative & spec, const std::string & path) {
     auto has = [&](common_speculative_type type) {
         return std::find(spec.types.begin(), spec.types.end(), type) != spec.types.end();
     };
-    if (spec.types.size() == 1 && has(COMMON_SPECULATIVE_TYPE_NONE)) {
-        spec.types = { COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH };
-        return;
-    }
     for (const auto type : { COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE, COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3,
                              COMMON_SPECULATIVE_TYPE_DRAFT_MTP,    COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK }) {
         if (has(type)) {
@@ -48,9 +47,9 @@ static void resolve_type(common_params_speculative & spec, const std::string & p
         }
     }
     if (!has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH)) {
-        throw std::invalid_argument("error: --spec-type " + common_speculative_type_name_str(spec.types) + " leaves the drafter " +
-                path + " unused: add draft-dflash, or drop the draft model\n");
+        spec.types.push_back(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH);
     }
+    spec.types.erase(std::remove(spec.types.begin(), spec.types.end(), COMMON_SPECULATIVE_TYPE_NONE), spec.types.end());
 }
 
 static void resolve_depth(common_params_speculative_draft & draft, int32_t block_size) {
@@ -72,13 +71,17 @@ static void resolve_depth(common_params_speculative_draft & draft, int32_t block
     }
 }
 
-// a verification is one row more than the draft, and a recurrent target keeps all of them in one ubatch
+// A verification is one row more than the draft. The server puts those of all slots into one batch, and a recurrent
+// target keeps the rows of one slot in one ubatch.
 static void make_room_to_verify(common_params & params) {
-    const int32_t least = params.speculative.draft.n_max + 2;
-    if (params.n_batch < least || params.n_ubatch < least) {
-        LOG_WRN("dspine: batch sizes below the depth + 2 cannot hold a verification, using at least %d for -b and -ub\n", least);
-        params.n_batch  = std::max(params.n_batch, least);
-        params.n_ubatch = std::max(params.n_ubatch, least);
+    const int32_t longest = common_speculative_n_max(&params.speculative);
+    const int32_t ubatch  = params.speculative.draft.n_max + 2;
+    const int32_t batch   = std::max(ubatch, std::max(params.n_parallel, 1) * (longest + 1));
+    if (params.n_batch < batch || params.n_ubatch < ubatch) {
+        params.n_batch  = std::max(params.n_batch, batch);
+        params.n_ubatch = std::max(params.n_ubatch, ubatch);
+        LOG_WRN("dspine: -b or -ub cannot hold the verifications of %d slot(s), using -b %d -ub %d\n",
+                params.n_parallel, params.n_batch, params.n_ubatch);
     }
 }
 
@@ -91,6 +94,12 @@ static void keep_head_rows(std::vector<llama_model_kv_override> & overrides) {
         overrides.emplace_back().key[0] = 0; // the list ends with an empty key
     }
     overrides.insert(overrides.begin(), keep);
+}
+
+static void use_one_slot(common_params & params) {
+    LOG_INF("dspine: using 1 slot (each slot has its own draft state and verify rows; -np sets another count)\n");
+    params.n_parallel = 1;
+    params.speculative.draft.np_auto = false;
 }
 
 void dspine_resolve_params(common_params & params) {
@@ -108,12 +117,38 @@ void dspine_resolve_params(common_params & params) {
     draft.is_dspine = true;
     resolve_type(params.speculative, draft.mparams.path);
     resolve_depth(draft, block_size);
+    if (draft.np_auto) {
+        use_one_slot(params);
+    }
     make_room_to_verify(params);
     keep_head_rows(params.kv_overrides);
+}
 
-    if (draft.np_auto) {
-        LOG_INF("dspine: using 1 slot (each slot has its own draft state and verify rows; -np sets another count)\n");
-        params.n_parallel = 1;
+void dspine_auto_slots(common_params & params) {
+    auto & draft = params.speculative.draft;
+    draft.np_auto = true;
+    if (read_block_size(draft.mparams.path) > 0) {
+        use_one_slot(params);
+    }
+}
+
+void dspine_save_slot(llama_context * ctx_dft, const std::string & path, int32_t seq) {
+    if (ctx_dft && llama_state_seq_save_file(ctx_dft, (path + DRAFT_SUFFIX).c_str(), seq, nullptr, 0) == 0) {
+        LOG_WRN("dspine: %s%s could not be written: after a restore the drafter starts without this prompt\n", path.c_str(), DRAFT_SUFFIX);
+    }
+}
+
+void dspine_restore_slot(llama_context * ctx_dft, const std::string & path, int32_t seq) {
+    if (!ctx_dft) {
+        return;
+    }
+    llama_token no_token; // without a place for tokens only their count would be read
+    size_t n_tokens = 0;
+    const std::string file = path + DRAFT_SUFFIX;
+    llama_memory_seq_rm(llama_get_memory(ctx_dft), seq, -1, -1);
+    if (!std::ifstream(file).good() || llama_state_seq_load_file(ctx_dft, file.c_str(), seq, &no_token, 0, &n_tokens) == 0) {
+        llama_memory_seq_rm(llama_get_memory(ctx_dft), seq, -1, -1);
+        LOG_WRN("dspine: no usable %s: drafts of this slot start without the restored prompt\n", file.c_str());
     }
 }
 

@@ -11,7 +11,7 @@ dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, gg
         return;
     }
     n_blocks = g.ubatch.n_seqs_unq;
-    // the draft context is sized so that a batch is never cut; see dspine_check_draft_batch
+    // the draft context is sized so that a batch is never cut; see dspine_size_draft_batch
     GGML_ASSERT(n_blocks > 0 && g.n_tokens % n_blocks == 0 && "DSpine blocks must have equal sizes");
     rows = g.n_tokens / n_blocks;
     // a block is never longer than trained; only the reserve pass builds longer ones, and must not pay for them

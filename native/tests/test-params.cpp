@@ -77,9 +77,14 @@ static void test_types(const std::string & path) {
         return false;
     };
     CHECK(refused({ COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK }, "draft-dspark"));
-    CHECK(refused({ COMMON_SPECULATIVE_TYPE_NGRAM_MOD }, "unused"));
     CHECK(!refused({ COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH }, ""));
-    CHECK(!refused({ COMMON_SPECULATIVE_TYPE_NGRAM_MOD, COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH }, ""));
+
+    // a type that needs no model works beside the drafter
+    common_params params = params_for(path);
+    params.speculative.types = { COMMON_SPECULATIVE_TYPE_NONE, COMMON_SPECULATIVE_TYPE_NGRAM_MOD };
+    dspine_resolve_params(params);
+    CHECK((params.speculative.types == std::vector<common_speculative_type>{
+            COMMON_SPECULATIVE_TYPE_NGRAM_MOD, COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH }));
 }
 
 static void test_draft_batch(const std::string & path) {
@@ -99,6 +104,30 @@ static void test_draft_batch(const std::string & path) {
     CHECK(ubatch(9, 0, 2048) == 144); // 9 slots x 16 rows
     CHECK(ubatch(2, 8, 2048) == 32);
     CHECK(ubatch(1, 64, 2048) == 64);
+}
+
+// -b and -ub hold the verification rows: all slots in a batch, one slot in a ubatch
+static void test_room_to_verify(const std::string & path) {
+    common_params params = params_for(path);
+    params.n_parallel = 8;
+    params.n_batch    = 16;
+    params.n_ubatch   = 9;
+    dspine_resolve_params(params);
+    CHECK(params.n_batch == 8 * 16);
+    CHECK(params.n_ubatch == 17);
+}
+
+static void test_auto_slots(const std::string & dspine, const std::string & other) {
+    common_params params = params_for(dspine);
+    params.n_parallel = 4;
+    dspine_auto_slots(params);
+    CHECK(params.n_parallel == 1);
+
+    params = params_for(other);
+    params.n_parallel = 4;
+    dspine_auto_slots(params);
+    dspine_resolve_params(params);
+    CHECK(params.n_parallel == 4);
 }
 
 // another dflash drafter keeps upstream's behaviour
@@ -123,6 +152,9 @@ int main(int argc, char ** argv) {
     test_given_values(dspine);
     test_types(dspine);
     test_draft_batch(dspine);
-    test_others(write_header(dir, "dflash2.gguf", false, 16));
+    test_room_to_verify(dspine);
+    const std::string other = write_header(dir, "dflash2.gguf", false, 16);
+    test_auto_slots(dspine, other);
+    test_others(other);
     return 0;
 }

@@ -330,9 +330,7 @@ def _refused(root: Path, files: Files, *flags: str | Path) -> str:
     return caught.value.log
 
 
-@pytest.mark.parametrize(
-    "kind", ["draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark", "ngram-simple"]
-)
+@pytest.mark.parametrize("kind", ["draft-simple", "draft-eagle3", "draft-mtp", "draft-dspark"])
 def test_wrong_type(kind: str, files: Files, logs: Path) -> None:
     log = _refused(logs, files, "--spec-type", kind)
     lines = [line for line in log.splitlines() if kind in line and "DSpine" in line]
@@ -341,7 +339,7 @@ def test_wrong_type(kind: str, files: Files, logs: Path) -> None:
 
 
 def test_right_type(files: Files, recorded: Recorded, logs: Path) -> None:
-    for kind in ("draft-dflash", "ngram-simple,draft-dflash"):
+    for kind in ("draft-dflash", "ngram-simple,draft-dflash", "ngram-simple"):
         with exact(logs, files, "--spec-type", kind) as running:
             assert _all(running, recorded) > 3.0
 
@@ -372,3 +370,33 @@ def test_default_caches_and_threads(files: Files, recorded: Recorded, logs: Path
 
 def test_exact_flags_are_what_the_exact_tests_assume() -> None:
     assert EXACT_TARGET[EXACT_TARGET.index("-fa") + 1] == "off"
+
+
+def test_a_batch_too_small_for_all_slots(files: Files, recorded: Recorded, logs: Path) -> None:
+    """Eight slots verify 64 rows at once: -b 16 is raised, with a line that says so."""
+    with exact(logs, files, "-np", "8", "-c", "8192", "-b", "16", "-ub", "9") as running:
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(
+                pool.map(lambda run: running.complete(run.prompt, N_PREDICT), recorded.runs * 3)
+            )
+        assert "using -b 64 -ub 9" in running.log
+    assert [a.tokens for a in answers] == [run.plain for run in recorded.runs * 3]
+
+
+def test_saved_slots_keep_the_draft(files: Files, recorded: Recorded, tmp_path: Path) -> None:
+    """A restored slot drafts as it did; without the drafter's file it says so and still answers."""
+    run, other = recorded.runs[0], recorded.runs[1]
+    flags = ("--slot-save-path", tmp_path)
+    longer = run.prompt + run.plain[:20]
+    with exact(tmp_path, files, *flags) as running:
+        before = running.complete(longer, 40, cache_prompt=True)
+        running.post("/slots/0?action=save", {"filename": "a"})
+        running.complete(other.prompt, N_PREDICT, cache_prompt=True)
+        running.post("/slots/0?action=restore", {"filename": "a"})
+        after = running.complete(longer, 40, cache_prompt=True)
+        assert after.tokens == before.tokens and after.cached > 0
+        assert after.accepted == before.accepted
+        (tmp_path / "a.draft").unlink()
+        running.post("/slots/0?action=restore", {"filename": "a"})
+        assert running.complete(longer, 40, cache_prompt=True).tokens == before.tokens
+        assert "start without the restored prompt" in running.log

@@ -212,7 +212,7 @@ def test_generations_repeat(pair: Pair) -> None:
         (lambda p: p.draft(-1, 5, 0), "sequence -1"),
         (lambda p: p.draft(0, 1024, 0), "token 1024 is outside the vocabulary"),
         (lambda p: p.draft(0, -1, 0), "token -1"),
-        (lambda p: p.draft(0, 5, -1), "position -1"),
+        (lambda p: p.draft(0, 5, -1), "positions -1"),
         (lambda p: p.draft(0, 2**40, 0), "does not fit 32 bits"),
         (lambda p: p.draft_many([], [], []), "no sequence"),
         (lambda p: p.draft_many([0, 0], [1, 2], [0, 0]), "each once"),
@@ -333,11 +333,15 @@ def test_a_full_context_is_an_error_not_a_crash(workshop: Workshop) -> None:
     options = dataclasses.replace(EXACT, n_ctx=256)
     with Pair(target, draft, options) as pair:
         limit = pair.info.n_ctx
-        with pytest.raises(DecodeError):
+        with pytest.raises(InvalidError, match="outside a context of 256"):
             for start in range(0, limit + 64, 32):
                 pair.target_decode(0, [1] * 32, start)
-        with pytest.raises(DecodeError, match="full"):
-            pair.generate([1] * (limit - 20), 100)
+        with pytest.raises(InvalidError, match="1 to 256"):
+            pair.target_decode(0, [1] * 300, 0)
+        with pytest.raises(InvalidError, match="outside a context"):
+            pair.target_decode(0, [1] * 3, 2**31 - 2)
+        # generation ends where the context does, with what there is
+        assert len(pair.generate([1] * (limit - 20), 100, ignore_eog=True).tokens) == 21
         assert len(pair.generate([1] * (limit - 20), 20).tokens) == 20
 
 

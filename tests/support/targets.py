@@ -39,7 +39,7 @@ class Shape:
     heads: int = 2
     kv_heads: int = 1
     head_dim: int = 32
-    ffn: int = 32
+    ffn: int = 64
 
     def config(self) -> dict[str, Any]:
         """The sizes under their Hugging Face names."""
