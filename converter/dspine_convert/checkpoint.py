@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from dspine_convert.errors import ConvertError, some_names
+from dspine_convert.errors import ConvertError, short, some_names
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 64 << 20
@@ -67,7 +67,7 @@ def parse_json(data: bytes, where: str) -> Any:
         out: dict[str, Any] = {}
         for key, value in pairs:
             if key in out:
-                raise ConvertError(f"{where}: {key!r} appears twice")
+                raise ConvertError(f"{where}: {short(key)!r} appears twice")
             out[key] = value
         return out
 
@@ -116,12 +116,12 @@ def is_natural(value: object) -> bool:
 
 
 def _entry(name: str, entry: Any, path: Path, fd: int, start: int, size: int) -> SourceTensor:
-    where = f"{path.name}: tensor {name!r}"
+    where = f"{path.name}: tensor {short(name)!r}"
     if not isinstance(entry, dict):
         raise ConvertError(f"{where}: header entry is not an object")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in ITEM_SIZE:
-        raise ConvertError(f"{where}: dtype {dtype!r}; known: {', '.join(ITEM_SIZE)}")
+        raise ConvertError(f"{where}: dtype {dtype!r:.80}; known: {', '.join(ITEM_SIZE)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(is_natural, shape)):
         raise ConvertError(f"{where}: shape {str(shape)[:80]} is not a short list of sizes")
     if not isinstance(span, list) or len(span) != 2 or not all(map(is_natural, span)):
@@ -145,10 +145,11 @@ def _check_layout(path: Path, tensors: Iterable[SourceTensor], start: int, size:
     """No two tensors overlap, nothing lies between them, nothing follows them."""
     ordered = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
     for left, right in pairwise(ordered):
+        pair = f"{short(left.name)!r} and {short(right.name)!r}"
         if left.offset + left.nbytes > right.offset:
-            raise ConvertError(f"{path.name}: {left.name!r} and {right.name!r} overlap")
+            raise ConvertError(f"{path.name}: {pair} overlap")
         if left.offset + left.nbytes < right.offset:
-            raise ConvertError(f"{path.name}: bytes between {left.name!r} and {right.name!r}")
+            raise ConvertError(f"{path.name}: bytes between {pair}")
     first = ordered[0].offset if ordered else start
     last = ordered[-1].offset + ordered[-1].nbytes if ordered else start
     if first != start or last != start + size:
@@ -222,7 +223,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ConvertError(f"{index}: no 'weight_map' object")
     for name, shard in found.items():
         if not isinstance(shard, str) or not shard or set(shard) & set("/\\\0"):
-            raise ConvertError(f"{index}: {name!r} names shard {shard!r}, not a plain file name")
+            raise ConvertError(
+                f"{index}: {short(name)!r} names shard {shard!r:.120}, not a plain file name"
+            )
     return found
 
 
@@ -231,9 +234,8 @@ def _merge(shards: Iterable[dict[str, SourceTensor]]) -> dict[str, SourceTensor]
     for shard in shards:
         for name, tensor in shard.items():
             if name in merged:
-                raise ConvertError(
-                    f"tensor {name!r} stands in {merged[name].path.name} and in {tensor.path.name}"
-                )
+                both = f"{merged[name].path.name} and in {tensor.path.name}"
+                raise ConvertError(f"tensor {short(name)!r} stands in {both}")
             merged[name] = tensor
     return merged
 
@@ -244,7 +246,7 @@ def _open_indexed(directory: Path, index: Path, stack: ExitStack) -> Checkpoint:
     for shard in sorted(set(weight_map.values())):
         path = directory / shard
         if not path.exists() and not path.is_symlink():
-            raise ConvertError(f"{index.name} names the shard {shard!r}, which is absent")
+            raise ConvertError(f"{index.name} names the shard {short(shard)!r}, which is absent")
         shards[shard] = read_shard(path, stack)
     lost = [n for n, s in weight_map.items() if n not in shards[s]]
     if lost:

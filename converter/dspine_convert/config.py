@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine_convert.checkpoint import parse_json, read_small
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, short, some_names
 
 ARCHITECTURES = ("DSpineDraftModel",)
 MODEL_TYPES = ("qwen3", "dspine")
@@ -59,6 +59,7 @@ class DraftConfig:
     layer_is_sliding: tuple[bool, ...]
     is_causal: bool
     num_target_layers: int | None
+    reference_pair: bool
     sha256: str
     notes: tuple[str, ...]
 
@@ -154,10 +155,36 @@ def _unwrap(raw: Any, where: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConvertError(f"{where}: not a JSON object")
     inner = raw.get("config")
-    if isinstance(inner, dict) and "hidden_size" not in raw:
-        outer = {k: v for k, v in raw.items() if k != "config"}
-        return {**outer, **inner}
-    return raw
+    if not isinstance(inner, dict):
+        return raw
+    outer = {k: v for k, v in raw.items() if k != "config"}
+    for key in outer.keys() & inner.keys():
+        if outer[key] != inner[key]:
+            raise ConvertError(
+                f"{where}: config.{short(key)} is {inner[key]!r:.80} but {short(key)} beside it "
+                f"is {outer[key]!r:.80}"
+            )
+    return raw if "hidden_size" in raw else {**outer, **inner}
+
+
+# What training leaves in dspine_config; a drafter runs without it.
+_TRAINING_KEYS = ("candidate_mass_threshold", "ce_weight")
+_TRAINING_PREFIXES = ("alignment_", "replacement_")
+_RUNNING_KEYS = ("transfer_rank", "message_size", "top_k")
+
+
+def _unknown_settings(f: _Fields) -> list[str]:
+    """A note on keys of dspine_config that nothing here reads: a newer format would have some."""
+    settings = f.at("dspine_config")
+    if settings is _MISSING:
+        return []
+    if not isinstance(settings, dict):
+        raise f.fail("dspine_config", f"is {settings!r:.80}, expected an object")
+    known = {*_TRAINING_KEYS, *_RUNNING_KEYS, *(key for key, _ in _NEUTRAL)}
+    unknown = [k for k in settings if k not in known and not k.startswith(_TRAINING_PREFIXES)]
+    if not unknown:
+        return []
+    return [f"dspine_config holds keys that are not known here and ignored: {some_names(unknown)}"]
 
 
 def _check_family(f: _Fields, reference_pair: bool) -> None:
@@ -230,6 +257,8 @@ def _rope(f: _Fields, kinds: tuple[str, ...], context: int) -> tuple[float, Rope
         del r.raw["rope_theta"]
     theta = r.number("rope_theta", "rope.rope_theta")
     _, kind = r.find("rope.rope_type", "rope.type")
+    if kind is _MISSING and r.at("rope.factor") is not _MISSING:
+        raise f.fail(f"{place}.factor", "is set without a rope_type that says what it scales")
     if kind is _MISSING or kind == "default":
         return theta, None
     if kind not in ROPE_TYPES:
@@ -266,6 +295,7 @@ def _layer_kinds(f: _Fields, n_layers: int) -> tuple[tuple[str, ...] | None, int
             if kind not in LAYER_KINDS:
                 supported = ", ".join(LAYER_KINDS)
                 raise f.fail("layer_types", f"holds {kind!r:.80}, supported: {supported}")
+    f.boolean("dflash_config.use_swa", "use_sliding_window")  # where both stand, they agree
     if f.boolean("dflash_config.use_swa"):
         window = f.integer("dflash_config.swa_window_size", "sliding_window")
         return ("sliding_attention",) * n_layers, window
@@ -332,6 +362,13 @@ def _shapes(f: _Fields) -> dict[str, int]:
     }
 
 
+def _rms_eps(f: _Fields) -> float:
+    value = f.number("rms_norm_eps", default=1e-6)
+    if not 1e-12 <= value <= 1e-2:
+        raise f.fail("rms_norm_eps", f"is {value:g}, expected 1e-12 to 0.01")
+    return value
+
+
 def _check_values(f: _Fields, c: DraftConfig) -> None:
     if c.mask_token_id >= c.vocab_size:
         raise f.fail(
@@ -354,8 +391,13 @@ def _check_values(f: _Fields, c: DraftConfig) -> None:
 
 
 def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
-    """Turn a decoded config into a DraftConfig; raises ConvertError naming key and value."""
+    """Turn a decoded config into a DraftConfig; raises ConvertError naming key and value.
+
+    `reference_pair`: the codes are apart or named as in layout B. A dspine_config says that this
+    is layout A all the same, whatever file the codes are in.
+    """
     f = _Fields(_unwrap(raw, where), where)
+    reference_pair = reference_pair and f.at("dspine_config") is _MISSING
     _check_family(f, reference_pair)
     shapes = _shapes(f)
     _check_unsupported(f, shapes["vocab_size"])
@@ -363,6 +405,7 @@ def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
     kinds = kinds or ("full_attention",) * shapes["n_layers"]
     theta, scaling = _rope(f, kinds, shapes["context_length"])
     block, notes = _block(f, reference_pair)
+    notes += _unknown_settings(f)
     top_k = f.maybe_integer("dspine_config.top_k", "top_k", high=1024)
     if top_k is None and not reference_pair:
         raise f.fail("dspine_config.top_k", "is missing")
@@ -373,7 +416,7 @@ def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
         notes.append("tie_word_embeddings is ignored: embeddings and head are the target's")
     config = DraftConfig(
         **shapes,
-        rms_eps=f.number("rms_norm_eps", default=1e-6),
+        rms_eps=_rms_eps(f),
         rope_theta=theta,
         rope_scaling=scaling,
         block_size=block,
@@ -386,6 +429,7 @@ def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
         layer_is_sliding=sliding,
         is_causal=f.boolean("is_causal", "dflash_config.causal"),
         num_target_layers=f.maybe_integer("num_target_layers", "dflash_config.num_target_layers"),
+        reference_pair=reference_pair,
         sha256="",
         notes=tuple(notes),
     )

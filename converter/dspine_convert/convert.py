@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dspine_convert import hub
-from dspine_convert.checkpoint import open_checkpoint, read_json
+from dspine_convert.checkpoint import Checkpoint, open_checkpoint, read_json
 from dspine_convert.config import load_config
-from dspine_convert.errors import ConvertError
-from dspine_convert.names import is_reference_pair, resolve
+from dspine_convert.errors import ConvertError, short
+from dspine_convert.names import is_codes, is_reference_pair, resolve
 from dspine_convert.plan import OutputType, Plan, Provenance, build_plan, check_ready
 from dspine_convert.progress import meter
 from dspine_convert.quantize import PLAIN, load_quantizer
@@ -138,16 +138,29 @@ def read_tensor_map(path: Path | None) -> dict[str, str]:
     return content
 
 
+def _check_codes(codes: Path | None, checkpoint: Checkpoint) -> None:
+    """Refuse --codes where the weights hold codes already: which of the two were trained with?"""
+    if codes is None:
+        return
+    for tensor in checkpoint.tensors.values():
+        if tensor.path != codes and is_codes(tensor.name):
+            raise ConvertError(
+                f"--codes {codes}: {tensor.path.name} holds codes already, as "
+                f"{short(tensor.name)!r}; leave --codes out, or give weights without codes"
+            )
+
+
 def make_plan(options: Options, stack: ExitStack) -> tuple[Plan, list[Path]]:
     """Read all headers and plan; also returns the input files. Files stay open in `stack`."""
     source = find_source(options, stack)
     checkpoint = open_checkpoint(source.path, options.codes, stack)
-    pair = options.codes is not None or is_reference_pair(list(checkpoint.tensors))
+    _check_codes(options.codes, checkpoint)
+    apart = options.codes is not None or is_reference_pair(list(checkpoint.tensors))
     config_path = find_config(source.path, options.config)
-    config = load_config(config_path, reference_pair=pair)
+    config = load_config(config_path, reference_pair=apart)
     explicit = read_tensor_map(options.tensor_map)
     resolution, ready = resolve(checkpoint.tensors, config, explicit)
-    ready_notes = check_ready(ready, reference_pair=pair)
+    ready_notes = check_ready(ready, reference_pair=config.reference_pair)
     target, target_path = find_target(options)
     plan = build_plan(config, resolution, target, source.provenance, options.types)
     plan = Plan(plan.files, plan.dropped, (*plan.notes, *ready_notes))
@@ -162,12 +175,17 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
-def run(options: Options, announce: Callable[[Plan], None] = lambda plan: None) -> Result:
+def run(
+    options: Options,
+    announce: Callable[[Plan], None] = lambda plan: None,
+    written: list[Path] | None = None,
+) -> Result:
     """Plan, and unless it is a dry run, convert; `announce` sees the plan before any writing.
 
     Raises ConvertError for every refusal, OSError when the system fails; in both cases, and on
-    an interrupt, nothing is left behind.
+    an interrupt, nothing is left behind but the finished files that `written` then lists.
     """
+    written = [] if written is None else written
     with ExitStack() as stack:
         plan, inputs = make_plan(options, stack)
         if options.dry_run:
@@ -179,7 +197,8 @@ def run(options: Options, announce: Callable[[Plan], None] = lambda plan: None) 
         pending = stack.enter_context(pending_outputs(plan, options.directory))
         _convert(plan, pending, work, options)
         reports = _verify(plan, pending, options) if options.verify else []
-        return Result(plan, commit(pending, force=options.force), reports)
+        commit(pending, written, force=options.force)
+    return Result(plan, written, reports)
 
 
 def _convert(plan: Plan, pending: tuple[Pending, ...], work: Run, options: Options) -> None:

@@ -14,11 +14,12 @@ from math import prod
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, short
 
 MAGIC = b"GGUF"
 VERSION = 3
 ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
 MAX_KEY_BYTES = 65_535
 MAX_DIMS = 4
 
@@ -56,6 +57,7 @@ _PACK: dict[ValueType, struct.Struct] = {
     ValueType.INT64: struct.Struct("<q"),
     ValueType.FLOAT64: struct.Struct("<d"),
 }
+_TYPE_CODES = frozenset(int(kind) for kind in GGML_QUANT_SIZES)
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -131,11 +133,16 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header; `data_start` is the file offset of the tensor data."""
+    """A parsed header; `data_start` is the file offset of the tensor data.
+
+    `infos_start` is where the list of `n_tensors` tensors begins, whether it was parsed or not.
+    """
 
     values: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
     data_start: int
+    infos_start: int = 0
+    n_tensors: int = 0
 
 
 def padded(size: int, alignment: int = ALIGNMENT) -> int:
@@ -152,9 +159,9 @@ def tensor_bytes(kind: GGMLQuantizationType, shape: Sequence[int]) -> int:
 class _Cursor:
     """Reads little-endian fields and never past the end of the buffer."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, at: int = 0) -> None:
         self.data = data
-        self.at = 0
+        self.at = at
 
     def take(self, size: int) -> memoryview:
         end = self.at + size
@@ -184,7 +191,7 @@ def _value_type(code: int, key: str) -> ValueType:
     try:
         return ValueType(code)
     except ValueError:
-        raise ConvertError(f"key {key!r} has unknown value type {code}") from None
+        raise ConvertError(f"key {short(key)!r} has unknown value type {code}") from None
 
 
 def _read_value(cur: _Cursor, key: str) -> Value:
@@ -197,7 +204,9 @@ def _read_value(cur: _Cursor, key: str) -> Value:
         return Value(kind, bytes(cur.take(_PACK[kind].size)))
     element, count = _value_type(cur.u32(), key), cur.u64()
     if element is ValueType.ARRAY:
-        raise ConvertError(f"key {key!r} is an array of arrays, which llama.cpp does not read")
+        raise ConvertError(
+            f"key {short(key)!r} is an array of arrays, which llama.cpp does not read"
+        )
     if element is ValueType.STRING:
         _skip_strings(cur, count)
     else:
@@ -221,13 +230,15 @@ def _read_tensor(cur: _Cursor) -> TensorInfo:
     name = cur.text("tensor name")
     n_dims = cur.u32()
     if not 1 <= n_dims <= MAX_DIMS:
-        raise ConvertError(f"tensor {name!r} has {n_dims} dimensions, 1 to {MAX_DIMS} expected")
+        raise ConvertError(
+            f"tensor {short(name)!r} has {n_dims} dimensions, 1 to {MAX_DIMS} expected"
+        )
     shape = tuple(cur.u64() for _ in range(n_dims))
     code, offset = cur.u32(), cur.u64()
     try:
         kind = GGMLQuantizationType(code)
     except ValueError:
-        raise ConvertError(f"tensor {name!r} has unknown type {code}") from None
+        raise ConvertError(f"tensor {short(name)!r} has unknown type {code}") from None
     return TensorInfo(name, shape, kind, offset)
 
 
@@ -248,12 +259,43 @@ def read_header(data: memoryview, *, with_tensors: bool = True) -> Header:
     for _ in range(n_values):
         key = cur.text("a metadata key")
         if key in values:
-            raise ConvertError(f"key {key!r} appears twice")
+            raise ConvertError(f"key {short(key)!r} appears twice")
         values[key] = _read_value(cur, key)
+    infos_start = cur.at
     if not with_tensors:
-        return Header(values, (), 0)
+        return Header(values, (), 0, infos_start, n_tensors)
     tensors = tuple(_read_tensor(cur) for _ in range(n_tensors))
-    return Header(values, tensors, padded(cur.at))
+    return Header(values, tensors, padded(cur.at), infos_start, n_tensors)
+
+
+def data_end(data: memoryview, header: Header) -> int:
+    """The file size that the tensors of `header` need; 0 where it lists none.
+
+    A target may have types that are newer than this table: of those only the start is known.
+    """
+    if header.n_tensors == 0:
+        return 0
+    cur = _Cursor(data, header.infos_start)
+    end = 0
+    for _ in range(header.n_tensors):
+        cur.text("tensor name")
+        n_dims = cur.u32()
+        if n_dims > MAX_DIMS:
+            raise ConvertError(f"a tensor has {n_dims} dimensions, at most {MAX_DIMS} expected")
+        shape = [cur.u64() for _ in range(n_dims)]
+        code, offset = cur.u32(), cur.u64()
+        known = code in _TYPE_CODES
+        size = tensor_bytes(GGMLQuantizationType(code), shape) if known else 0
+        end = max(end, offset + size)
+    return padded(cur.at, _alignment(header)) + end
+
+
+def _alignment(header: Header) -> int:
+    stored = header.values.get(ALIGNMENT_KEY)
+    value = ALIGNMENT if stored is None else stored.scalar()
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ConvertError(f"key {ALIGNMENT_KEY!r}: is {value!r:.80}, expected a positive integer")
+    return value
 
 
 def _text_bytes(text: str) -> bytes:

@@ -184,6 +184,25 @@ def _single_bytes(header: bytes, limit: int) -> list[int]:
     ][:16]
 
 
+def _is_an_answer(error: Exception) -> bool:
+    """True when the hub itself refused, as opposed to a hub that cannot be reached."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(status, int) and 400 <= status < 500
+
+
+def _cached_checkpoint(repo: str, revision: str | None) -> HubSource | None:
+    """The snapshot in the local cache, if it holds weights."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        where = snapshot_download(repo, revision=revision, local_files_only=True)
+    except Exception:  # its types differ between versions; the first error says more
+        return None
+    directory = Path(where)
+    whole = any(directory.glob("*.safetensors"))
+    return HubSource(repo, directory.name, directory) if whole else None
+
+
 def fetch_headers(repo: str, revision: str | None, scratch: Path) -> HubSource:
     """As fetch_checkpoint, but of weights that are not cached only the headers are fetched.
 
@@ -192,7 +211,12 @@ def fetch_headers(repo: str, revision: str | None, scratch: Path) -> HubSource:
     from huggingface_hub import HfApi, hf_hub_download
 
     with _hub_errors(f"hub repository {repo!r}"):
-        info = HfApi().model_info(repo, revision=revision)
+        try:
+            info = HfApi().model_info(repo, revision=revision)
+        except Exception as error:
+            if _is_an_answer(error) or not (found := _cached_checkpoint(repo, revision)):
+                raise
+            return found
         names = [s.rfilename for s in info.siblings or [] if "/" not in s.rfilename]
         for name in (n for n in names if any(fnmatch(n, p) for p in PATTERNS)):
             cached = cached_file(repo, name, info.sha)

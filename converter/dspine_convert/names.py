@@ -11,7 +11,7 @@ from enum import Enum
 
 from dspine_convert.checkpoint import SourceTensor
 from dspine_convert.config import DraftConfig
-from dspine_convert.errors import ConvertError, some_names
+from dspine_convert.errors import ConvertError, short, some_names
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 PREFIXES = ("draft_model.", "model.")
@@ -153,8 +153,8 @@ class _Work:
 
     def take(self, canonical: str, tensor: SourceTensor) -> None:
         if canonical in self.found:
-            other = self.found[canonical].name
-            raise ConvertError(f"duplicate tensor: {other!r} and {tensor.name!r} are {canonical}")
+            other, name = short(self.found[canonical].name), short(tensor.name)
+            raise ConvertError(f"duplicate tensor: {other!r} and {name!r} are {canonical}")
         self.found[canonical] = tensor
 
 
@@ -171,6 +171,12 @@ def expected_rows(n_layers: int) -> dict[str, tuple[Row, int | None]]:
     for n in range(n_layers):
         rows.update({row.source.format(n=n): (row, n) for row in LAYER_ROWS})
     return rows
+
+
+def is_codes(name: str) -> bool:
+    """True for every known spelling of the codes."""
+    row = next(row for row in GLOBAL_ROWS if row.source == CODES)
+    return bare_name(name) in (row.source, *row.aliases)
 
 
 def is_reference_pair(names: list[str]) -> bool:
@@ -200,7 +206,7 @@ def _by_name(
             work.take(bare if bare in work.rows else aliases[bare], tensor)
         elif bare in READY:
             if ready is not None:
-                raise ConvertError(f"duplicate tensor: {ready.name!r} and {name!r}")
+                raise ConvertError(f"duplicate tensor: {short(ready.name)!r} and {short(name)!r}")
             ready = tensor
         elif drop := next((d for d in DROPPED if re.fullmatch(d[0], bare)), None):
             work.dropped.append((tensor, drop[2], drop[1]))
@@ -283,7 +289,7 @@ def _by_shape(work: _Work, sizes: dict[str, int]) -> None:
             )
         work.take(options[0], tensor)
         work.unresolved.remove(tensor)
-        work.notes.append(f"{tensor.name} taken as {options[0]}, by shape and layer")
+        work.notes.append(f"{short(tensor.name)} taken as {options[0]}, by shape and layer")
 
 
 def _check_complete(work: _Work, sizes: dict[str, int]) -> None:
@@ -313,7 +319,7 @@ def _check_tensor(
     canonical: str, tensor: SourceTensor, letters: tuple[str, ...], sizes: dict[str, int]
 ) -> None:
     expected = tuple(sizes[d] for d in letters)
-    where = f"{tensor.path.name}: tensor {tensor.name!r}"
+    where = f"{tensor.path.name}: tensor {short(tensor.name)!r}"
     if canonical == "fc.weight" and tensor.shape != expected and len(tensor.shape) == 2:
         raise ConvertError(
             f"{where} has width {tensor.shape[1]}, expected taps x hidden size = "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -16,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+from dspine_convert.streams import write_quietly
 
 
 class Meter(Protocol):
@@ -59,8 +62,7 @@ class Lines(Silent):
             if tenth > self._tenth:
                 self._tenth = tenth
                 mb = self._done / 1e6
-                self.stream.write(f"{self.label} {tenth * 10}% ({mb:.0f} MB)\n")
-                self.stream.flush()
+                write_quietly(self.stream, f"{self.label} {tenth * 10}% ({mb:.0f} MB)\n")
 
 
 class Bar(Silent):
@@ -79,7 +81,8 @@ class Bar(Silent):
         self._task = self._progress.add_task(label, total=total)
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        with suppress(OSError):  # the terminal may be gone
+            self._progress.start()
         return self
 
     def __exit__(
@@ -88,16 +91,20 @@ class Bar(Silent):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        with suppress(OSError):
+            self._progress.stop()
 
     def advance(self, nbytes: int) -> None:
         """Add `nbytes` to what is done."""
-        self._progress.advance(self._task, nbytes)
+        with suppress(OSError):
+            self._progress.advance(self._task, nbytes)
 
 
 def meter(label: str, total: int, *, quiet: bool) -> Silent:
     """The meter that suits this stderr."""
     if quiet:
+        return Silent()
+    if sys.stderr is None:
         return Silent()
     if sys.stderr.isatty():
         return Bar(label, total)

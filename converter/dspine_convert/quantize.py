@@ -164,8 +164,14 @@ class Quantizer:
 def load_quantizer() -> Quantizer:
     """Open the native library; the error lists every path tried."""
     paths = library_paths()
+    asked = os.environ.get(LIB_DIR_ENV)
     for path in paths:
         if path.is_file():
+            if asked and path.parent != Path(asked):  # another library than the one asked for
+                raise ConvertError(
+                    f"{LIB_DIR_ENV} is {asked}, which holds no {library_names()[0]}; "
+                    f"set it right, or unset it to use {path}"
+                )
             return Quantizer(path)
     listed = ", ".join(map(str, paths)) or "nowhere (package dspine is not installed)"
     raise ConvertError(

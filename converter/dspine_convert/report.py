@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from dspine_convert.errors import SCHEMA_VERSION
 from dspine_convert.gguf_format import Scalar, Value, ValueType
 from dspine_convert.plan import Plan, PlannedFile
 from dspine_convert.verify import FileReport
 
-SCHEMA_VERSION = 1
 SHOWN_ITEMS = 16
 
 

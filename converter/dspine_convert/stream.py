@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
 from dspine_convert.checkpoint import ITEM_SIZE, SourceTensor
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, short
 from dspine_convert.gguf_format import tensor_bytes
 from dspine_convert.names import CODES, Mapped
 from dspine_convert.plan import Plan
@@ -32,9 +32,11 @@ from dspine_convert.quantize import (
     as_bytes,
     encode,
     largest_magnitude,
+    to_f32,
 )
 
 CHUNK_ELEMENTS = 1 << 19
+CODE_TOLERANCE = 0.02  # of a row's length; rounding to BF16 changes it by 0.4 % at most
 Words = npt.NDArray[Any]
 
 
@@ -60,12 +62,14 @@ class Chunk:
 
 @dataclass
 class Run:
-    """What the workers share: the meter, the stop flag, and the largest code seen."""
+    """What the workers share: the meter, the stop flag, the largest code, the first bad one."""
 
     quantizer: Quantizer | None
     meter: Meter
     stop: threading.Event = field(default_factory=threading.Event)
     largest_code: float = 0.0
+    bad_code: tuple[int, float] | None = None  # row and norm
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def split_rows(mapped: Mapped, outputs: tuple[Output, ...]) -> Iterator[Chunk]:
@@ -86,7 +90,7 @@ def read_words(source: SourceTensor, first: int, count: int) -> Words:
     while done < len(view):
         got = os.preadv(source.fd, [view[done:]], offset + done)
         if got == 0:
-            raise ConvertError(f"{source.path}: truncated while reading {source.name!r}")
+            raise ConvertError(f"{source.path}: truncated while reading {short(source.name)!r}")
         done += got
     return words
 
@@ -107,7 +111,7 @@ def _not_finite(chunk: Chunk, words: Words) -> ConvertError:
     mantissa = int(words[at]) & (exponent & -exponent) - 1
     found = "NaN" if mantissa else "Inf"
     return ConvertError(
-        f"{source.path.name}: tensor {source.name!r} holds {found} at {place}; "
+        f"{source.path.name}: tensor {short(source.name)!r} holds {found} at {place}; "
         "the checkpoint is damaged"
     )
 
@@ -122,12 +126,24 @@ def checked_words(chunk: Chunk, run: Run) -> Words:
     for out in chunk.outputs:
         if largest > LARGEST.get(out.type, LARGEST_OTHERWISE):
             raise ConvertError(
-                f"{source.path.name}: tensor {source.name!r} holds {largest:g}, "
+                f"{source.path.name}: tensor {short(source.name)!r} holds {largest:g}, "
                 f"too large for {out.type.name}"
             )
     if chunk.mapped.canonical == CODES:
-        run.largest_code = max(run.largest_code, largest)
+        _note_codes(chunk, words, largest, run)
     return words
+
+
+def _note_codes(chunk: Chunk, words: Words, largest: float, run: Run) -> None:
+    """Remember the first row whose length is not one: the drafter takes codes as they are."""
+    rows = to_f32(words, chunk.mapped.source.dtype).reshape(-1, chunk.width)
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    bad = np.flatnonzero(np.abs(norms - 1.0) > CODE_TOLERANCE)
+    with run.lock:
+        run.largest_code = max(run.largest_code, largest)
+        if bad.size:
+            first = (chunk.first + int(bad[0]), float(norms[bad[0]]))
+            run.bad_code = min(run.bad_code or first, first)
 
 
 def convert_chunk(chunk: Chunk, run: Run) -> None:
@@ -164,8 +180,8 @@ def on_all_cores(
     """Run `work` over all chunks; the first error or interrupt stops the rest and is raised."""
     # One worker more than cores, so that a core is not idle while a worker waits for the disk.
     with ThreadPoolExecutor(max_workers=threads + 1, thread_name_prefix="convert") as pool:
-        futures: list[Future[None]] = [pool.submit(work, chunk) for chunk in chunks]
         try:
+            futures: list[Future[None]] = [pool.submit(work, chunk) for chunk in chunks]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             failed = [f for f in futures if f in done and f.exception() is not None]
             if failed:
@@ -187,4 +203,10 @@ def stream(plan: Plan, fds: tuple[int, ...], run: Run, threads: int) -> None:
     if run.largest_code == 0.0:
         raise ConvertError(
             "transfer_codes are all zero: this checkpoint is untrained\ntake a finished checkpoint"
+        )
+    if run.bad_code is not None:
+        row, norm = run.bad_code
+        raise ConvertError(
+            f"transfer_codes: row {row} has length {norm:.4g}, expected 1 as in every row of a "
+            "finished checkpoint"
         )

@@ -9,14 +9,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dspine_convert.checkpoint import open_file
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, short
 from dspine_convert.fingerprint import tokens_fnv1a64
-from dspine_convert.gguf_format import Header, NeedMoreDataError, Value, read_header
+from dspine_convert.gguf_format import Header, NeedMoreDataError, Value, data_end, read_header
 
 LLAMA_CPP_ENV = "DSPINE_LLAMA_CPP_DIR"
 TOKENS = "tokenizer.ggml.tokens"
@@ -45,46 +46,91 @@ class Target:
 
 def _required(header: Header, key: str, where: str) -> Value:
     if key not in header.values:
-        raise ConvertError(f"{where}: key {key!r} is missing; is this a whole model's GGUF?")
+        raise ConvertError(f"{where}: key {short(key)!r} is missing; is this a whole model's GGUF?")
     return header.values[key]
 
 
-def _integer(header: Header, key: str, where: str) -> int:
-    value = _required(header, key, where).scalar()
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConvertError(f"{where}: {key} is {value!r}, expected a positive integer")
-    return value
+@contextmanager
+def _named(where: str, key: str) -> Iterator[None]:
+    """Put file and key before what a value's decoder says."""
+    try:
+        yield
+    except ConvertError as error:
+        raise ConvertError(f"{where}: key {short(key)!r}: {error}") from None
 
 
-def _optional_count(header: Header, key: str) -> int:
-    value = header.values[key].scalar() if key in header.values else 0
-    return int(value) if isinstance(value, (int, float)) else 0
+def _count(header: Header, key: str, where: str, *, least: int) -> int:
+    """An integer that can be a size here; floats, negative and absurd numbers are refused."""
+    value = _required(header, key, where)
+    with _named(where, key):
+        found = value.scalar()
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found < 1 << 31:
+            raise ConvertError(f"is {short(repr(found))}, expected {least} or a larger integer")
+    return found
+
+
+def _optional_count(header: Header, key: str, where: str) -> int:
+    return _count(header, key, where, least=0) if key in header.values else 0
+
+
+def _layers(header: Header, arch: str, where: str) -> int:
+    """Decoder layers. Multi-token-prediction layers count in block_count and are no tap's."""
+    key = f"{arch}.nextn_predict_layers"
+    blocks = _count(header, f"{arch}.block_count", where, least=1)
+    extra = _optional_count(header, key, where)
+    if extra >= blocks:
+        raise ConvertError(
+            f"{where}: key {short(key)!r}: is {extra}, not below block_count {blocks}"
+        )
+    return blocks - extra
+
+
+def _text(header: Header, key: str, where: str) -> str:
+    with _named(where, key):
+        found = _required(header, key, where).scalar()
+        if not isinstance(found, str) or not found:
+            raise ConvertError(f"is {short(repr(found))}, expected text")
+    return found
+
+
+def _name(header: Header) -> str | None:
+    """The target's name, which is only for people: what cannot be read is left out."""
+    try:
+        found = header.values["general.name"].scalar()
+    except (KeyError, ConvertError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def _vocabulary(header: Header, where: str) -> tuple[list[bytes], list[int] | None]:
+    """Tokens and their types, if there are any."""
+    stored = _required(header, TOKENS, where)
+    with _named(where, TOKENS):
+        tokens = stored.strings()
+    types = None
+    if TOKEN_TYPES in header.values:
+        with _named(where, TOKEN_TYPES):
+            types = header.values[TOKEN_TYPES].numbers()
+            if len(types) != len(tokens):
+                raise ConvertError(f"{len(tokens)} tokens but {len(types)} token types")
+    return tokens, types
 
 
 def from_header(header: Header, where: str) -> Target:
-    """Take the target's facts from a parsed header; raises ConvertError naming the key."""
-    arch = _required(header, "general.architecture", where).scalar()
-    if not isinstance(arch, str):
-        raise ConvertError(f"{where}: general.architecture is not text")
+    """Take the target's facts from a parsed header; raises ConvertError naming file and key."""
+    _required(header, "general.architecture", where)
+    arch = _text(header, "general.architecture", where)
     if arch == "dflash":
         raise ConvertError(f"{where}: this is a drafter; --target takes the model it drafts for")
-    if _optional_count(header, "split.no") > 0:
+    if _optional_count(header, "split.no", where) > 0:
         raise ConvertError(f"{where}: a later part of a split GGUF; give its first part")
-    tokens = _required(header, TOKENS, where).strings()
-    types = header.values[TOKEN_TYPES].numbers() if TOKEN_TYPES in header.values else None
-    if types is not None and len(types) != len(tokens):
-        raise ConvertError(f"{where}: {len(tokens)} tokens but {len(types)} token types")
-    # Multi-token-prediction layers are counted in block_count and are no tap's business.
-    layers = _integer(header, f"{arch}.block_count", where)
-    layers -= _optional_count(header, f"{arch}.nextn_predict_layers")
-    name = header.values.get("general.name")
-    shown = name.scalar() if name is not None else None
+    tokens, types = _vocabulary(header, where)
     return Target(
         where=where,
         architecture=arch,
-        name=shown if isinstance(shown, str) and shown else None,
-        embedding_length=_integer(header, f"{arch}.embedding_length", where),
-        block_count=layers,
+        name=_name(header),
+        embedding_length=_count(header, f"{arch}.embedding_length", where, least=1),
+        block_count=_layers(header, arch, where),
         vocab_size=len(tokens),
         tokens_fnv1a64=tokens_fnv1a64(tokens, types),
         uses_mrope=f"{arch}.rope.dimension_sections" in header.values,
@@ -92,8 +138,13 @@ def from_header(header: Header, where: str) -> Target:
     )
 
 
-def read_local_header(path: Path, *, with_tensors: bool = False) -> Header:
-    """Parse the header of a GGUF file; raises ConvertError when it is damaged or cut short."""
+def read_local_header(
+    path: Path, *, with_tensors: bool = False, check_size: bool = False
+) -> Header:
+    """Parse the header of a GGUF file; raises ConvertError when it is damaged or cut short.
+
+    With `check_size`, a file that ends before its tensors' data do is refused as well.
+    """
     with ExitStack() as stack:
         fd = open_file(path, stack)
         size = os.fstat(fd).st_size
@@ -102,7 +153,8 @@ def read_local_header(path: Path, *, with_tensors: bool = False) -> Header:
         area = stack.enter_context(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
         view = stack.enter_context(memoryview(area))
         try:
-            return read_header(view, with_tensors=with_tensors)
+            header = read_header(view, with_tensors=with_tensors)
+            needed = data_end(view, header) if check_size else 0
         except NeedMoreDataError as error:
             raise ConvertError(
                 f"{path}: truncated GGUF, its header needs at least {error.at_least} bytes and "
@@ -110,11 +162,17 @@ def read_local_header(path: Path, *, with_tensors: bool = False) -> Header:
             ) from None
         except ConvertError as error:
             raise ConvertError(f"{path}: {error}") from None
+        if needed > size:
+            raise ConvertError(
+                f"{path}: truncated GGUF, its tensors need {needed} bytes and the file has {size}; "
+                "download it again"
+            )
+        return header
 
 
 def load_gguf(path: Path) -> Target:
     """Read a target from its GGUF file."""
-    return from_header(read_local_header(path), str(path))
+    return from_header(read_local_header(path, check_size=True), str(path))
 
 
 def find_hf_converter() -> Path:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, Interrupted
 from dspine_convert.plan import Plan, PlannedFile
+from dspine_convert.signals import signals_held
 from dspine_convert.stream import write_all
 
 SPARE_BYTES = 16 << 20
 FLUSH_SECONDS = 1.0
+OPEN_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ def _existing_parent(path: Path) -> Path:
 
 def check_outputs(plan: Plan, directory: Path, inputs: Iterable[Path], *, force: bool) -> None:
     """Refuse outputs that exist, that are inputs, or that the disk cannot hold."""
+    for place in (directory, *directory.parents):
+        if place.is_symlink() and not place.exists():
+            raise ConvertError(f"-o {directory}: {place} is a broken link to {place.readlink()}")
     if directory.exists() and not directory.is_dir():
         raise ConvertError(f"{directory}: not a directory")
     sources = list(inputs)
@@ -64,25 +70,51 @@ def _same(path: Path, source: Path) -> bool:
 
 def _open_temporary(path: Path, stack: ExitStack) -> int:
     """Open and lock the temporary file; a leftover of a killed run is taken over."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    for _ in range(OPEN_TRIES):
+        with ExitStack() as attempt:
+            fd = _open_and_lock(path, attempt)
+            # Between open and lock another run may have given this very file its final name:
+            # writing to it now would damage a finished output.
+            if _is_at(fd, path):
+                attempt.callback(_remove, path, fd)
+                stack.callback(attempt.pop_all().close)
+                return fd
+    raise ConvertError(f"{path}: is replaced by others again and again; choose another -o")
+
+
+def _open_and_lock(path: Path, stack: ExitStack) -> int:
+    # O_NONBLOCK: a pipe in the place of the file must not hang the open.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, 0o666)
     except OSError as error:
         raise ConvertError(f"{path}: cannot be created ({error.strerror})") from error
     stack.callback(os.close, fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise ConvertError(f"{path}: cannot be written, it is there and is no regular file")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConvertError(f"{path}: another conversion is writing this file") from None
     except OSError:  # a file system without locks; the name alone must do
         pass
-    stack.callback(_remove, path)
     return fd
 
 
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
+def _is_at(fd: int, path: Path) -> bool:
+    """True when `path` names the file that is open as `fd`."""
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _remove(path: Path, fd: int) -> None:
+    # After the rename, the temporary name may belong to another run already.
+    if _is_at(fd, path):
+        with suppress(FileNotFoundError):
+            path.unlink()
 
 
 def _make_directory(directory: Path, stack: ExitStack) -> None:
@@ -144,20 +176,27 @@ def background_flush(pending: Iterable[Pending]) -> Iterator[None]:
         thread.join()
 
 
-def commit(pending: Iterable[Pending], *, force: bool) -> list[Path]:
-    """Make the finished files durable, then give all of them their final names."""
+def commit(pending: Iterable[Pending], written: list[Path], *, force: bool) -> None:
+    """Make the finished files durable, then give all of them their final names.
+
+    `written` gets every final name that exists, whatever happens after. A signal waits until
+    all files have theirs, and only then raises Interrupted.
+    """
     items = list(pending)
     for item in items:
         os.fsync(item.fd)
     for item in items:
         if os.path.lexists(item.final) and not force:
             raise ConvertError(f"{item.final}: appeared meanwhile; --force overwrites it")
-    for item in items:
-        item.temporary.replace(item.final)
+    with signals_held() as arrived:
+        for item in items:
+            item.temporary.replace(item.final)
+            written.append(item.final)
+    if arrived:
+        raise Interrupted
     for directory in {item.final.parent for item in items}:
         fd = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
-    return [item.final for item in items]

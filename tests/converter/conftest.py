@@ -100,6 +100,8 @@ def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Values seeded by the tensor's name, exact in BF16 so that every float type holds them."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = rng.standard_normal(shape).astype(np.float32) * np.float32(0.1)
+    if name == "transfer_codes":  # rows of unit length, as the reference makes them
+        values /= np.linalg.norm(values, axis=1, keepdims=True)
     return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
