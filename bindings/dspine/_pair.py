@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import threading
 import warnings
@@ -199,8 +200,8 @@ class Pair:
         call = f"open({os.fspath(target)!r}, {os.fspath(draft) if draft is not None else None!r})"
         _check(
             native.dspine_open(
-                os.fsencode(target),
-                None if draft is None else os.fsencode(draft),
+                _path(target),
+                None if draft is None else _path(draft),
                 byref(params),
                 byref(handle),
             ),
@@ -481,10 +482,21 @@ def _choice(name: str, value: str, choices: dict[str, int]) -> int:
     return choices[value]
 
 
+def _path(value: StrPath) -> bytes:
+    encoded = os.fsencode(value)
+    if b"\0" in encoded:
+        raise InvalidError(f"{value!r} holds a NUL byte")
+    return encoded
+
+
 def _int32(value: int, name: str) -> int:
-    if not -(2**31) <= value < 2**31:
+    try:
+        index = operator.index(value)
+    except TypeError:
+        raise InvalidError(f"{name} is {value!r}, expected an integer") from None
+    if not -(2**31) <= index < 2**31:
         raise InvalidError(f"{name} is {value}, which does not fit 32 bits")
-    return int(value)
+    return index
 
 
 def _ids(values: IdsLike, name: str) -> Ids:

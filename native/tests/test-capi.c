@@ -35,6 +35,11 @@ static void test_open_refuses(void) {
     dspine_params_default(&params);
     params.type_k = 9999;
     fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "9999");
+    params.type_k = 4; /* Q4_2, removed: no block size */
+    fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "no ggml_type");
+    dspine_params_default(&params);
+    params.flash_attn = 57;
+    fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "flash_attn");
     params.size = 1;
     fails(dspine_open("t", NULL, &params, &pair), DSPINE_ERR_INVALID, "this library expects");
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -223,3 +225,133 @@ def test_as_a_module(spawn, draft, target, tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert Path(out.strip()).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("src",), "Missing option '--target'"),
+        (("src", "--target", "t", "-t", "q9"), "'--type'"),
+        (("src", "--target", "t", "--nonsense"), "--nonsense"),
+        (("src", "--target", "t", "--threads", "0"), "'--threads'"),
+        (("", "--target", "t"), "'SRC'"),
+        (("src", "--target", ""), "'--target'"),
+        (("src", "--target", "t", "--name", " "), "'--name'"),
+    ],
+)
+def test_usage_errors_name_the_option(cli, arguments, named):
+    result = cli(*arguments, "--debug")
+    assert result.code == 2
+    assert named in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_revision_of_a_local_path(draft, target, cli, tmp_path):
+    for option in ("--revision", "--target-revision"):
+        result = cli(draft.write(), "--target", target, "-o", tmp_path / "o", option, "main")
+        assert result.code == 2
+        assert f"'{option}'" in result.err
+        assert "is a local path" in result.err
+
+
+def test_type_in_any_case(draft, target, cli, tmp_path):
+    args = ("--target", target, "-t", "BF16", "-t", "Q4_K_M", "-t", "bf16", "--dry-run")
+    result = cli(draft.write(), *args, "--json")
+    assert result.code == 0, result.err
+    assert [f["type"] for f in json.loads(result.out)["files"]] == ["bf16", "q4_k_m"]
+
+
+def test_json_of_a_failure(draft, target, cli, tmp_path):
+    draft.config["hidden_act"] = "gelu"
+    result = cli(draft.write(), "--target", target, "-o", tmp_path / "o", "--json")
+    shown = json.loads(result.out)
+    assert (shown["schema_version"], shown["exit_code"], result.code) == (1, 1, 1)
+    assert "hidden_act is 'gelu'" in shown["error"]
+    assert "hidden_act is 'gelu'" in result.err
+    assert json.loads(cli("src", "--json").out)["exit_code"] == 2
+
+
+def test_quiet_verify_reports(draft, target, cli, tmp_path):
+    result = cli(draft.write(), "--target", target, "-o", tmp_path / "o", "-q", "--verify")
+    assert result.code == 0
+    lines = result.err.splitlines()
+    assert lines
+    assert all("worst relative error" in line for line in lines)
+
+
+def test_quiet_dry_run_has_no_notes(draft, target, cli):
+    del draft.tensors["transfer_ready"]
+    args = (draft.write(), "--target", target, "--dry-run")
+    assert "note: no transfer_ready flag" in cli(*args).err
+    assert cli(*args, "-q").err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("can't start new thread"), "can't start new thread; fewer --threads"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_the_system_gives_no_more(draft, target, cli, tmp_path, monkeypatch, error, message):
+    def start(self):
+        raise error
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    result = cli(draft.write(), "--target", target, "-o", tmp_path / "o", "-q")
+    assert result.code == 1
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_names_that_the_terminal_cannot_show(spawn, draft, target, tmp_path):
+    out = tmp_path / "ö"
+    args = (draft.write(), "--target", target, "-o", out)
+    process = spawn(*args, env={"PYTHONIOENCODING": "ascii"})
+    shown, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert shown.strip().endswith("\\xf6/tiny-dspine-BF16.gguf")
+    assert (out / "tiny-dspine-BF16.gguf").is_file()
+
+
+def test_a_library_directory_without_the_library(draft, target, cli, tmp_path, monkeypatch):
+    """What was asked for is not replaced by something else in silence."""
+    inside = tmp_path / "pkg" / "native" / "lib"
+    inside.mkdir(parents=True)
+    for name in ("libggml-base.so", "libggml-base.dylib"):
+        (inside / name).write_text("another library")
+    monkeypatch.setenv("DSPINE_LIB_DIR", str(tmp_path))
+    monkeypatch.setattr("dspine_convert.quantize.package_dir", lambda name: tmp_path / "pkg")
+    result = cli(draft.write(), "--target", target, "-t", "q8_0", "-o", tmp_path / "o")
+    assert result.code == 1
+    assert f"DSPINE_LIB_DIR is {tmp_path}, which holds no libggml-base" in result.err
+    assert str(inside) in result.err
+
+
+def test_early_interrupt(tmp_path):
+    """A signal during the imports ends the command like any other, without a traceback."""
+    script = tmp_path / "early.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from dspine_convert.cli import main\n"
+        "assert 'typer' not in sys.modules and 'numpy' not in sys.modules\n"
+        "class Early:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Early())\n"
+        "sys.exit(main(['src', '--target', 't']))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "dspine-convert: interrupted; nothing was left behind\n"
+
+
+def test_long_names_are_cut(draft, target, cli, tmp_path):
+    for name in ("x" * 5000, "\x01" * 5000):
+        draft.tensors["norm.weight" + name] = draft.tensors["norm.weight"]
+        result = cli(draft.write(), "--target", target, "-o", tmp_path / "o")
+        assert result.code == 1
+        assert len(result.err) < 800
+        del draft.tensors["norm.weight" + name]

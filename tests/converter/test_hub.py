@@ -280,3 +280,20 @@ def test_unreachable_hub(online, draft, tmp_path):
     assert code == 1
     assert f"{TARGET_REPO}:tiny.gguf" in err
     assert "Traceback" not in err
+
+
+def test_dry_run_of_a_cached_checkpoint_without_network(hub, online, target, tmp_path):
+    """The hub cannot be reached: the cached snapshot is planned. A refusal is still one."""
+    args = (REPO, "--target", target, "--dry-run", "--json")
+    code, _, err = online(*args, HF_ENDPOINT="http://127.0.0.1:1")
+    assert code == 1
+    assert f"hub repository '{REPO}'" in err
+    code, _, err = online(REPO, "--target", target, "-o", tmp_path / "o", "-q")
+    assert code == 0, err
+    code, out, err = online(*args, HF_ENDPOINT="http://127.0.0.1:1")
+    assert code == 0, err
+    assert json.loads(out)["files"][0]["path"] == "Tiny-DSpine-BF16.gguf"
+    hub.files.clear()
+    code, _, err = online(*args)
+    assert code == 1
+    assert f"hub repository '{REPO}'" in err

@@ -127,6 +127,14 @@ CASES: dict[str, tuple[Change, str]] = {
         rope(rope_type="yarn", factor=4.0, attention_factor=2.0),
         "attention_factor",
     ),
+    "rope factor without type": (rope(factor=4.0), "rope_parameters.factor is set without"),
+    "eps tiny": (config_edit("rms_norm_eps", 1e-60), "rms_norm_eps is 1e-60, expected"),
+    "eps large": (config_edit("rms_norm_eps", 0.5), "rms_norm_eps is 0.5, expected"),
+    "windows disagree": (
+        config_edit("dflash_config.use_swa", True),
+        "use_sliding_window is False but dflash_config.use_swa is True",
+    ),
+    "settings no object": (config_edit("dspine_config", [1]), "expected an object"),
     "partial rotary": (config_edit("partial_rotary_factor", 0.25), "partial_rotary_factor is 0.25"),
     "softcap": (config_edit("final_logit_softcapping", 30.0), "final_logit_softcapping is 30.0"),
     "other family": (config_edit("dflash_config.selector_rank", 8), "another drafter family"),
@@ -294,3 +302,39 @@ def test_unreadable_file(draft, target, cli, tmp_path):
     path.mkdir()
     result = cli(draft.directory, "--target", target, "-o", tmp_path / "o")
     check_refused(result, "not a regular file")
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_codes_are_of_unit_length(draft, target, cli, tmp_path, monkeypatch, dtype, kit):
+    """The first bad row is named, however the work was cut and whatever was done first."""
+    monkeypatch.setattr("dspine_convert.stream.CHUNK_ELEMENTS", 16)
+    draft = kit.new_draft(tmp_path / "d", dtype=dtype)
+    whole = kit.weights("transfer_codes", (96, 8))
+
+    def store(values: np.ndarray) -> None:
+        values = values.astype(np.float32)
+        words = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values
+        draft.tensors["transfer_codes"] = (dtype, words)
+
+    args = ("--target", target, "-o", tmp_path / "o", "--force")
+    for scale, row, found in ((0.5, 41, "0.4"), (3.0, 0, ""), (0.0, 95, "0,"), (1.05, 7, "1.0")):
+        values = whole.copy()
+        values[row] *= scale
+        values[95] *= scale
+        store(values)
+        result = cli(draft.write(), *args)
+        assert result.code == 1
+        assert f"transfer_codes: row {row} has length {found}" in result.err
+        assert not (tmp_path / "o").exists()
+    store(whole * np.float32(1.01))  # rounding makes such differences
+    assert cli(draft.write(), *args).code == 0
+
+
+def test_nested_config_that_disagrees(draft, target, cli, tmp_path):
+    inner = dict(draft.config)
+    for outer in ({"hidden_size": 64}, {"block_size": 16}):
+        draft.config = {"config": inner, **outer}
+        result = cli(draft.write(), "--target", target, "-o", tmp_path / "o")
+        (key,) = outer
+        check_refused(result, f"config.{key} is ", tmp_path / "o")
+        assert f"but {key} beside it is {outer[key]}" in result.err

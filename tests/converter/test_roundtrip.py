@@ -366,3 +366,41 @@ def test_q8_0_error_is_small(wide_draft, wide_target, cli, tmp_path, native_libr
         expected = kit.weights(source, kit.tensor_shapes(kit.WIDE)[source])
         error = np.linalg.norm(values_of(tensors[name]) - expected) / np.linalg.norm(expected)
         assert error < 0.01, name  # 8 bits over blocks of 32: about 0.5 %
+
+
+def test_codes_apart_in_layout_a(draft, target, cli, tmp_path, kit):
+    """--codes alone does not make a reference pair: a dspine_config keeps its own block size."""
+    codes = draft.tensors.pop("transfer_codes")
+    apart = kit.write_safetensors(tmp_path / "codes.safetensors", {"codes": codes})
+    args = ("--codes", apart, "--target", target, "-o", tmp_path / "o")
+    result = cli(draft.write(), *args)
+    assert result.code == 0, result.err
+    reader = read(Path(result.out.strip()))
+    assert reader.get_field("dflash.block_size").contents() == 8
+    assert reader.get_field("dflash.selector_top_k").contents() == 4
+    del draft.config["dspine_config"]["top_k"]
+    result = cli(draft.write(), *args, "--force")
+    assert result.code == 1
+    assert "dspine_config.top_k is missing" in result.err
+
+
+@pytest.mark.parametrize("name", ["codes", "transfer_codes"])
+def test_codes_twice(draft, target, cli, tmp_path, kit, name):
+    codes = {name: draft.tensors["transfer_codes"]}
+    apart = kit.write_safetensors(tmp_path / "more.safetensors", codes)
+    result = cli(draft.write(), "--codes", apart, "--target", target, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert "model.safetensors" in result.err
+    assert "more.safetensors" in result.err
+    assert "transfer_codes" in result.err
+
+
+def test_unknown_settings_are_noted(draft, target, cli, tmp_path):
+    settings = {"alignment_warmup_steps": 5, "candidate_mass_threshold": 0.1, "ce_weight": 0.1}
+    settings |= {"replacement_layers": 3}
+    draft.config["dspine_config"] |= settings
+    args = ("--target", target, "-o", tmp_path / "o", "--force")
+    assert "note: " not in cli(draft.write(), *args).err
+    draft.config["dspine_config"]["gate"] = "softmax"
+    note = "note: dspine_config holds keys that are not known here and ignored: gate"
+    assert note in cli(draft.write(), *args).err

@@ -159,3 +159,87 @@ def test_archs_that_publish_the_last_layer():
     files = {p.stem for p in models.glob("*.cpp") if "t_layer_inp[n_layer]" in p.read_text()}
     known = {name.removesuffix("_moe").replace("_", "-") for name in PUBLISHES_LAST_LAYER}
     assert files == known
+
+
+def with_tensor(path, kit, *, rows: int = 4, keep: int | None = None, **keywords):
+    """A target with one tensor's data, of which `keep` bytes are left."""
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_embedding_length(32)
+    writer.add_block_count(6)
+    for key, value in keywords.items():
+        writer.add_uint32(key.replace("__", "."), value)
+    writer.add_token_list([f"t{i}" for i in range(96)])
+    writer.add_tensor("token_embd.weight", np.zeros((rows, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size if keep is None else size - rows * 128 + keep)
+    return path
+
+
+@pytest.mark.parametrize("alignment", [32, 4096])
+def test_a_target_cut_in_its_data(draft, kit, cli, tmp_path, alignment):
+    """The header is whole and the data are not: a download that broke off."""
+    args = {} if alignment == 32 else {"general__alignment": alignment}
+    if args:
+        pytest.importorskip("gguf")
+    whole = with_tensor(tmp_path / "whole.gguf", kit)
+    assert load_gguf(whole).block_count == 6
+    cut = with_tensor(tmp_path / "cut.gguf", kit, keep=511)
+    result = cli(draft.write(), "--target", cut, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert f"{cut}: truncated GGUF, its tensors need" in result.err
+
+
+def test_a_type_that_is_not_known_yet(kit, tmp_path):
+    """Newer types than the table's: the file is taken, since its size cannot be judged."""
+    path = with_tensor(tmp_path / "new.gguf", kit)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
+    raw[at : at + 4] = (250).to_bytes(4, "little")
+    path.write_bytes(raw)
+    assert load_gguf(path).block_count == 6
+
+
+BAD_VALUES = {
+    "block_count float": ("add_float32", "qwen3.block_count", 6.0, "is 6.0"),
+    "block_count negative": ("add_int32", "qwen3.block_count", -6, "is -6"),
+    "block_count text": ("add_string", "qwen3.block_count", "6", "is '6'"),
+    "nextn NaN": ("add_float32", "qwen3.nextn_predict_layers", float("nan"), "is nan"),
+    "nextn negative": ("add_int32", "qwen3.nextn_predict_layers", -3, "is -3"),
+    "nextn all": ("add_uint32", "qwen3.nextn_predict_layers", 6, "not below block_count 6"),
+    "split float": ("add_float32", "split.no", 0.5, "is 0.5"),
+    "width huge": ("add_uint64", "qwen3.embedding_length", 1 << 63, "is 9223372036854775808"),
+    "width list": ("add_array", "qwen3.embedding_length", [32], "expected a single value"),
+    "types float": ("add_array", "tokenizer.ggml.token_type", [0.5] * 96, "array of integers"),
+    "types short": ("add_array", "tokenizer.ggml.token_type", [1] * 95, "but 95 token types"),
+    "tokens number": ("add_uint32", "tokenizer.ggml.tokens", 3, "an array of strings"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_bad_values_are_named(draft, kit, cli, tmp_path, case):
+    method, key, value, message = BAD_VALUES[case]
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        getattr(writer, method)(key, value)
+
+    path = kit.new_target(tmp_path / "bad.gguf", change=change)
+    result = cli(draft.write(), "--target", path, "-o", tmp_path / "o")
+    assert result.code == 1
+    assert f"{path}: key '{key}'" in result.err
+    assert message in result.err
+    assert "internal error" not in result.err
+
+
+def test_a_name_that_is_no_text_is_left_out(draft, kit, cli, tmp_path):
+    path = kit.new_target(tmp_path / "n.gguf")
+    path.write_bytes(path.read_bytes().replace(b"Tiny Target", b"Tiny \xff\xfe\xff\xfe\xff\xfe"))
+    assert load_gguf(path).name is None
+    result = cli(draft.write(), "--target", path, "-o", tmp_path / "o")
+    assert result.code == 0, result.err
+    assert gguf.GGUFReader(result.out.strip()).get_field("dspine.target.name") is None

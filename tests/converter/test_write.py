@@ -7,9 +7,12 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dspine_convert.write import SPARE_BYTES
 
@@ -47,7 +50,7 @@ def wait_for_writing(process, out: Path, enough: int = 1 << 20) -> None:
     raise AssertionError("nothing was written")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_leaves_nothing(slow, spawn, tmp_path, number):
     source, target = slow
     out = tmp_path / "out"
@@ -211,3 +214,154 @@ def test_source_shrinks_while_reading(draft, target, cli, tmp_path, monkeypatch)
     result = cli(draft.write(), "--target", target, "-o", tmp_path / "o")
     assert result.code == 1
     assert "truncated while reading" in result.err
+
+
+def test_a_finished_file_is_not_taken_for_a_temporary_one(draft, kit, target, cli, tmp_path):
+    """Another run renames its file between our open and our lock: that file is not ours."""
+    import fcntl
+
+    out = tmp_path / "o"
+    first = Path(cli(draft.write(), "--target", target, "-o", out).out.strip())
+    finished = first.read_bytes()
+    part = out / f".{first.name}.part"
+    first.rename(part)  # the other run, just before its rename
+    real, locked = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        if not locked:
+            part.rename(first)
+        locked.append(fd)
+        real(fd, operation)
+
+    other = kit.new_draft(tmp_path / "other")
+    other.tensors["norm.weight"] = ("F32", np.full(32, 0.5, np.float32))
+    args = (other.write(), "--target", target, "-o", out, "--name", "tiny-dspine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fcntl.flock", flock)
+        result = cli(*args)
+    assert result.code == 1
+    assert "appeared meanwhile" in result.err
+    assert len(locked) == 2
+    assert first.read_bytes() == finished
+    assert [p.name for p in out.iterdir()] == [first.name]
+
+
+def test_the_next_runs_temporary_file_stays(draft, target, cli, tmp_path, monkeypatch):
+    """After our rename the temporary name may be another run's."""
+    import dspine_convert.convert as convert_module
+
+    real = convert_module.commit
+
+    def commit(pending, written, *, force):
+        real(pending, written, force=force)
+        pending[0].temporary.write_text("the next run's")
+
+    monkeypatch.setattr(convert_module, "commit", commit)
+    out = tmp_path / "o"
+    assert cli(draft.write(), "--target", target, "-o", out).code == 0
+    assert (out / ".tiny-dspine-BF16.gguf.part").read_text() == "the next run's"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link"])
+def test_something_else_in_the_temporary_place(draft, target, cli, tmp_path, kind):
+    out = tmp_path / "o"
+    out.mkdir()
+    part = out / ".tiny-dspine-BF16.gguf.part"
+    if kind == "pipe":
+        os.mkfifo(part)
+    elif kind == "directory":
+        part.mkdir()
+    else:
+        part.symlink_to(tmp_path / "elsewhere")
+    result = cli(draft.write(), "--target", target, "-o", out)
+    assert result.code == 1
+    assert str(part) in result.err
+    assert "internal error" not in result.err
+    assert os.path.lexists(part)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_between_two_renames(draft, target, cli, tmp_path, monkeypatch, number):
+    """All outputs get their names, and the message says that they are there."""
+    real, renamed = Path.replace, []
+
+    def replace(self: Path, to: Path) -> Path:
+        done = real(self, to)
+        renamed.append(to)
+        if len(renamed) == 1:
+            os.kill(os.getpid(), number)
+        return done
+
+    monkeypatch.setattr(Path, "replace", replace)
+    out = tmp_path / "o"
+    args = ("--target", target, "-t", "f32", "-t", "bf16", "-o", out)
+    result = cli(draft.write(), *args)
+    assert result.code == 130
+    assert "nothing was left behind" not in result.err
+    assert f"complete and in place: {out / 'tiny-dspine-F32.gguf'}, " in result.err
+    names = ["tiny-dspine-BF16.gguf", "tiny-dspine-F32.gguf"]
+    assert sorted(p.name for p in out.iterdir()) == names
+
+
+def test_second_rename_fails(draft, target, cli, tmp_path, monkeypatch):
+    real, renamed = Path.replace, []
+
+    def replace(self: Path, to: Path) -> Path:
+        renamed.append(to)
+        if len(renamed) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return real(self, to)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    out = tmp_path / "o"
+    args = ("--target", target, "-t", "f32", "-t", "bf16", "-o", out)
+    result = cli(draft.write(), *args)
+    assert result.code == 1
+    assert "nothing was left behind" not in result.err
+    assert f"complete and in place: {out / 'tiny-dspine-F32.gguf'}" in result.err
+    assert [p.name for p in out.iterdir()] == ["tiny-dspine-F32.gguf"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_result_cannot_be_printed(draft, target, tmp_path):
+    """The files stay, and nothing says otherwise."""
+    out = tmp_path / "o"
+    command = [sys.executable, "-m", "dspine_convert", draft.write(), "--target", target]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*map(str, command), "-o", str(out), "-q"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    path = out / "tiny-dspine-BF16.gguf"
+    assert done.returncode == 1
+    assert "nothing was left behind" not in done.stderr
+    assert f"standard output: No space left on device; complete and in place: {path}" in done.stderr
+    assert path.is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_stderr_is_full(draft, target, tmp_path):
+    out = tmp_path / "o"
+    command = [sys.executable, "-m", "dspine_convert", draft.write(), "--target", target]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*map(str, command), "-o", str(out)],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert Path(done.stdout.strip()).is_file()
+
+
+def test_dangling_link_as_directory(draft, target, cli, tmp_path):
+    (tmp_path / "o").symlink_to("nowhere")
+    for directory in (tmp_path / "o", tmp_path / "o" / "below"):
+        result = cli(draft.write(), "--target", target, "-o", directory)
+        assert result.code == 1
+        assert f"{tmp_path / 'o'} is a broken link to nowhere" in result.err
