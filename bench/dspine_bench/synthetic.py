@@ -122,8 +122,13 @@ def _fill(name: str, shape: tuple[int, ...]) -> Any:
         return
     left = prod(shape)
     while left:
-        n = min(left, CHUNK)
-        yield _to_bf16(rng.standard_normal(n, np.float32) * scale).tobytes()
+        n = min(left, CHUNK // shape[-1] * shape[-1])  # whole rows
+        rows = rng.standard_normal((n // shape[-1], shape[-1]), np.float32)
+        if name == "transfer_codes":
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)  # unit length, as published
+        else:
+            rows *= scale
+        yield _to_bf16(rows).tobytes()
         left -= n
 
 

@@ -47,7 +47,7 @@ def _outcome(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, OSError):
         return ExitCode.FAILED, _os_error_text(error)
     if isinstance(error, MemoryError):
-        return ExitCode.FAILED, "out of memory; nothing was left behind"
+        return ExitCode.FAILED, "out of memory"
     if isinstance(error, RuntimeError) and CANNOT_START in str(error):
         return ExitCode.FAILED, f"{CANNOT_START}; fewer --threads may help"
     text = f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -390,6 +390,16 @@ def _check_values(f: _Fields, c: DraftConfig) -> None:
         )
 
 
+def _notes(f: _Fields, kinds: tuple[str, ...], window: int | None) -> list[str]:
+    """What the user should know although it is no reason to refuse."""
+    notes = _unknown_settings(f)
+    if window is None and "sliding_attention" in kinds:
+        notes.append("layer_types names sliding layers, use_sliding_window is not true: all full")
+    if f.boolean("tie_word_embeddings"):
+        notes.append("tie_word_embeddings is ignored: embeddings and head are the target's")
+    return notes
+
+
 def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
     """Turn a decoded config into a DraftConfig; raises ConvertError naming key and value.
 
@@ -405,15 +415,11 @@ def parse_config(raw: Any, where: str, *, reference_pair: bool) -> DraftConfig:
     kinds = kinds or ("full_attention",) * shapes["n_layers"]
     theta, scaling = _rope(f, kinds, shapes["context_length"])
     block, notes = _block(f, reference_pair)
-    notes += _unknown_settings(f)
+    notes += _notes(f, kinds, window)
     top_k = f.maybe_integer("dspine_config.top_k", "top_k", high=1024)
     if top_k is None and not reference_pair:
         raise f.fail("dspine_config.top_k", "is missing")
     sliding = tuple(window is not None and kind == "sliding_attention" for kind in kinds)
-    if window is None and "sliding_attention" in kinds:
-        notes.append("layer_types names sliding layers, use_sliding_window is not true: all full")
-    if f.boolean("tie_word_embeddings"):
-        notes.append("tie_word_embeddings is ignored: embeddings and head are the target's")
     config = DraftConfig(
         **shapes,
         rms_eps=_rms_eps(f),

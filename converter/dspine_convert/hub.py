@@ -58,17 +58,22 @@ def snapshot_identity(directory: Path) -> tuple[str, str] | None:
     return parts[-3].removeprefix("models--").replace("--", "/"), parts[-1]
 
 
-def fetch_checkpoint(repo: str, revision: str | None) -> HubSource:
-    """Download config and weights of a repository, or find them in the cache."""
+def _snapshot(repo: str, revision: str | None, *, cached: bool = False) -> str:
     from huggingface_hub import snapshot_download
 
+    return snapshot_download(
+        repo,
+        revision=revision,
+        allow_patterns=list(PATTERNS),
+        ignore_patterns=["*/*"],
+        local_files_only=cached,
+    )
+
+
+def fetch_checkpoint(repo: str, revision: str | None) -> HubSource:
+    """Download config and weights of a repository, or find them in the cache."""
     with _hub_errors(f"hub repository {repo!r}"):
-        where = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=list(PATTERNS),
-            ignore_patterns=["*/*"],
-        )
+        where = _snapshot(repo, revision)
     directory = Path(where)
     return HubSource(repo, directory.name, directory)
 
@@ -192,10 +197,8 @@ def _is_an_answer(error: Exception) -> bool:
 
 def _cached_checkpoint(repo: str, revision: str | None) -> HubSource | None:
     """The snapshot in the local cache, if it holds weights."""
-    from huggingface_hub import snapshot_download
-
     try:
-        where = snapshot_download(repo, revision=revision, local_files_only=True)
+        where = _snapshot(repo, revision, cached=True)
     except Exception:  # its types differ between versions; the first error says more
         return None
     directory = Path(where)

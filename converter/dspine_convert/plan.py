@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from dspine_convert import __version__
 from dspine_convert.checkpoint import SourceTensor, read_at
 from dspine_convert.config import DraftConfig
-from dspine_convert.errors import ConvertError
+from dspine_convert.errors import ConvertError, short
 from dspine_convert.gguf_format import (
     TensorInfo,
     Value,
@@ -130,24 +130,25 @@ def check_partner(config: DraftConfig, target: Target) -> None:
     if config.hidden_size != target.embedding_length:
         raise ConvertError(
             f"hidden_size is {config.hidden_size}, the target's is {target.embedding_length} "
-            f"({target.where})"
+            f"({target.where}: {short(target.architecture)}.embedding_length)"
         )
     if config.vocab_size != target.vocab_size:
         raise ConvertError(
             f"vocab_size is {config.vocab_size}, the target has {target.vocab_size} tokens "
-            f"({target.where})"
+            f"({target.where}: tokenizer.ggml.tokens)"
         )
     layers = target.block_count
+    blocks = f"{target.where}: {short(target.architecture)}.block_count"
     if config.num_target_layers not in (None, layers):
         raise ConvertError(
             f"num_target_layers is {config.num_target_layers}, the target has {layers} layers "
-            f"({target.where})"
+            f"({blocks})"
         )
     outside = [k for k in config.target_layer_ids if k >= layers]
     if outside:
         raise ConvertError(
             f"target_layer_ids {list(config.target_layer_ids)}: {outside[0]} is outside the "
-            f"target's layers 0 to {layers - 1} ({target.where})"
+            f"target's layers 0 to {layers - 1} ({blocks})"
         )
     if layers - 1 in config.target_layer_ids and target.architecture not in PUBLISHES_LAST_LAYER:
         raise ConvertError(

@@ -296,7 +296,7 @@ public:
     dspine_stats stats = {};
 
 private:
-    // the last prompt token is the first anchor, or there is nothing to verify yet: it is evaluated here
+    // evaluates the whole prompt; the answer's first token comes from its last row and is the first anchor
     void prefill() {
         const int64_t begin = ggml_time_us();
         truncate(pair, 0, 0);
