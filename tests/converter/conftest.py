@@ -328,9 +328,10 @@ def native_library() -> Path:
 
 @pytest.fixture
 def llama_quantize(native_library: Path) -> Path:
-    """llama-quantize beside the library, or on the path."""
-    beside = native_library.parent / "llama-quantize"
-    found = str(beside) if beside.is_file() else shutil.which("llama-quantize")
+    """llama-quantize of the library's build: beside it, in the package's bin, or on the path."""
+    here = native_library.parent
+    places = [here / "llama-quantize", here.parent / "bin" / "llama-quantize"]
+    found = next((p for p in places if p.is_file()), None) or shutil.which("llama-quantize")
     if found is None:
         pytest.skip("llama-quantize not found beside libggml-base or on PATH")
     return Path(found)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
+from dspine_convert.errors import ConvertError
 from dspine_convert.fingerprint import fnv1a64, tokens_fnv1a64
 from dspine_convert.target import PUBLISHES_LAST_LAYER, find_hf_converter, load_gguf
 
@@ -150,12 +154,12 @@ def test_directory_through_llama_cpp(draft, hf_target, target, cli, tmp_path, mo
 
 def test_archs_that_publish_the_last_layer():
     """The table is what the llama.cpp tree says, where one is at hand."""
-    try:
-        models = find_hf_converter().parent / "src" / "models"
-    except Exception as error:
-        pytest.skip(f"no llama.cpp tree: {error}")
-    if not models.is_dir():
-        pytest.skip(f"{models} is absent")
+    trees = [Path(__file__).parents[2] / "build" / "llama.cpp"]
+    with suppress(ConvertError):
+        trees.append(find_hf_converter().parent)
+    models = next((t / "src" / "models" for t in trees if (t / "src" / "models").is_dir()), None)
+    if models is None:
+        pytest.skip(f"no llama.cpp sources in {', '.join(map(str, trees))}")
     files = {p.stem for p in models.glob("*.cpp") if "t_layer_inp[n_layer]" in p.read_text()}
     known = {name.removesuffix("_moe").replace("_", "-") for name in PUBLISHES_LAST_LAYER}
     assert files == known
