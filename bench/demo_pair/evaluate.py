@@ -1,0 +1,220 @@
+"""Measure drafters on the held-out prompts through llama-server, greedily; JSON to a file.
+
+    python -m demo_pair.evaluate --server llama-server --target T.gguf --draft D.gguf --out F
+
+Runs the target alone first: its text is what every drafter's run must equal. Needs the folder
+`bench` on the import path; `--positions` also needs the native library (bindings) and replays the
+prompts there for acceptance by position.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dspine_bench.llama_server import Completion, LlamaServer
+
+from demo_pair.prompts import Prompt, held_out
+
+SCHEMA = 1
+
+
+@dataclass
+class Counts:
+    """mean_accepted_length counts the target's own token of a round: plain decoding is 1.0."""
+
+    prompts: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    milliseconds: float = 0.0
+    diverged: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, done: Completion, milliseconds: float) -> None:
+        self.prompts += 1
+        self.tokens += len(done.tokens)
+        self.rounds += max(done.rounds, 0)
+        self.drafted += done.drafted
+        self.accepted += done.accepted
+        self.milliseconds += milliseconds
+
+    def summary(self) -> dict[str, Any]:
+        length = (self.accepted + self.rounds) / self.rounds if self.rounds else 1.0
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        return {
+            "prompts": self.prompts,
+            "tokens": self.tokens,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "mean_accepted_length": round(length, 4),
+            "acceptance_rate": round(rate, 4),
+            "tokens_per_second": round(1000 * self.tokens / max(self.milliseconds, 1e-9), 2),
+            "diverged": self.diverged,
+        }
+
+
+def note(message: str) -> None:
+    sys.stderr.write(message + "\n")
+
+
+def chosen_prompts(each: int) -> list[Prompt]:
+    taken: dict[str, int] = defaultdict(int)
+    out = []
+    for prompt in held_out():
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= each:
+            out.append(prompt)
+    return out
+
+
+def prompt_ids(server: LlamaServer, prompt: Prompt) -> list[int]:
+    """The prompt under the target's chat template, as token ids."""
+    messages = [{"role": "user", "content": prompt.text}]
+    shaped = server.post("/apply-template", {"messages": messages})["prompt"]
+    body = {"content": shaped, "add_special": True, "parse_special": True}
+    ids: list[int] = server.post("/tokenize", body)["tokens"]
+    return ids
+
+
+def first_difference(left: list[int], right: list[int]) -> int | None:
+    """Index of the first differing token; None where one is the other's beginning or equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None
+
+
+def margin(server: LlamaServer, ids: list[int]) -> float:
+    """Gap between the target's two likeliest next tokens, in log-probability."""
+    body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 2, "cache_prompt": False}
+    best = server.post("/completion", body)["completion_probabilities"][0]["top_logprobs"]
+    return float(best[0]["logprob"] - best[1]["logprob"])
+
+
+def run_one(
+    args: argparse.Namespace, draft: Path | None, logs: Path
+) -> list[tuple[Prompt, list[int], Completion, float]]:
+    """Every prompt once, on a fresh server."""
+    flags: list[str | Path] = ["-m", args.target, "-c", "2048", "-np", "1", "-t", str(args.threads)]
+    flags += args.flag
+    if draft is not None:
+        flags += ["-md", draft]
+    results = []
+    log = logs / f"{draft.stem if draft else 'plain'}.log"
+    with LlamaServer(args.server, flags, log) as server:
+        for prompt in chosen_prompts(args.each):
+            ids = prompt_ids(server, prompt)
+            reply = server.post(
+                "/completion",
+                {
+                    "prompt": ids,
+                    "n_predict": args.n_predict,
+                    "temperature": 0,
+                    "return_tokens": True,
+                    "cache_prompt": False,
+                },
+            )
+            timings = reply["timings"]
+            done = Completion(
+                reply["tokens"],
+                reply["content"],
+                timings.get("draft_n", 0),
+                timings.get("draft_n_accepted", 0),
+                0,
+                reply.get("stop_type", ""),
+            )
+            results.append((prompt, ids, done, float(timings["predicted_ms"])))
+    return results
+
+
+def compare(
+    args: argparse.Namespace, draft: Path, plain: dict[str, list[int]], logs: Path
+) -> dict[str, Any]:
+    """Counts by category of one drafter, and where its text left the target's."""
+    counts: dict[str, Counts] = defaultdict(Counts)
+    apart = []
+    for prompt, ids, done, milliseconds in run_one(args, draft, logs):
+        for name in ("all", prompt.category):
+            counts[name].add(done, milliseconds)
+        where = first_difference(plain[prompt.text], done.tokens)
+        if where is not None:
+            apart.append((prompt, where, ids + plain[prompt.text][:where]))
+    flags: list[str | Path] = ["-m", args.target, "-c", "2048", "-np", "1", *args.flag]
+    if apart:
+        with LlamaServer(args.server, flags, logs / "margins.log") as server:
+            for prompt, where, ids in apart:
+                entry = {"prompt": prompt.text, "token": where, "margin": margin(server, ids)}
+                for name in ("all", prompt.category):
+                    counts[name].diverged.append(entry)
+    return {name: count.summary() for name, count in counts.items()}
+
+
+def positions(args: argparse.Namespace, draft: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Share of rounds whose draft was accepted at least to each depth, by the library's loop."""
+    from dspine import Pair, PairOptions
+
+    reached: list[int] = []
+    rounds = 0
+    with Pair(args.target, draft, PairOptions(n_ctx=2048, n_threads=args.threads)) as pair:
+        reached = [0] * pair.info.n_draft
+        for ids in prompts:
+            for one in pair.generate(ids, args.n_predict).rounds:
+                rounds += 1
+                for depth in range(one.accepted):
+                    reached[depth] += 1
+    return {"rounds": rounds, "accepted_to_depth": [round(r / max(rounds, 1), 4) for r in reached]}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", type=Path, required=True)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--draft", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--each", type=int, default=10, help="prompts of each category")
+    parser.add_argument("--n-predict", type=int, default=192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--positions", action="store_true")
+    parser.add_argument("--flag", action="append", default=[], help="one more server argument")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    report: dict[str, Any] = {
+        "schema_version": SCHEMA,
+        "command": [Path(part).name for part in sys.argv],
+        "machine": f"{platform.machine()} {platform.system()}",
+        "config": {"n_predict": args.n_predict, "each": args.each, "mode": "greedy"},
+        "drafters": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(folder)
+        alone = run_one(args, None, logs)
+        plain = {prompt.text: done.tokens for prompt, _, done, _ in alone}
+        total = Counts()
+        for _, _, done, milliseconds in alone:
+            total.add(done, milliseconds)
+        report["plain"] = total.summary()
+        for draft in args.draft:
+            found = compare(args, draft, plain, logs)
+            report["drafters"][draft.stem] = found
+            note(f"{draft.stem}: {found['all']['mean_accepted_length']}")
+            if args.positions:
+                report["drafters"][draft.stem]["positions"] = positions(
+                    args, draft, [ids for _, ids, _, _ in alone]
+                )
+            args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

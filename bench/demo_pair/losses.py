@@ -1,0 +1,131 @@
+"""The training objective.
+
+For the rows of a block: cross-entropy to the target's token and L1 distance to the target's
+distribution, twice: on the block's own logits over a shortlist of the vocabulary, and on the
+candidates as the transition cache rescores them. A third term turns every layer's feature
+towards the code of its row's token, which is what makes a feature readable as a predecessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from demo_pair.data import Batch
+from demo_pair.model import Block, Drafter
+
+
+@dataclass(frozen=True)
+class Weights:
+    ce: float = 0.3
+    l1: float = 0.7
+    align: float = 0.3
+    decay: float = 4.0  # rows further from the anchor matter less: exp(-(row - 1) / decay)
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Token ids that a step's softmax runs over. `correction` makes the drawn ones stand for the
+    rest of the vocabulary: its size over theirs, as a logarithm."""
+
+    ids: Tensor  # [s]
+    place: Tensor  # [vocabulary] -> index in ids
+    correction: Tensor  # [s]
+
+
+def make_shortlist(batch: Batch, common: Tensor, vocabulary: int, drawn: int) -> Shortlist:
+    needed = [batch.labels[batch.valid], batch.top_ids[batch.valid].flatten(), common]
+    forced = torch.cat(needed).unique()
+    free = torch.ones(vocabulary, dtype=torch.bool)
+    free[forced] = False
+    rest = free.nonzero()[:, 0]
+    others = rest[torch.randint(len(rest), (drawn,))].unique()
+    ids = torch.cat([forced, others])
+    place = torch.zeros(vocabulary, dtype=torch.long)
+    place[ids] = torch.arange(len(ids))
+    correction = torch.zeros(len(ids))
+    correction[len(forced) :] = torch.log(torch.tensor(len(rest) / len(others)))
+    return Shortlist(ids, place, correction)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The valid rows of a batch, flat [m, ..]."""
+
+    label: Tensor
+    previous: Tensor
+    top_ids: Tensor
+    top_p: Tensor
+    weight: Tensor
+
+
+def flat_rows(batch: Batch, decay: float) -> Rows:
+    keep = batch.valid
+    previous = torch.cat([batch.anchor_tokens[..., None], batch.labels[..., :-1]], dim=-1)
+    steps = torch.arange(batch.labels.shape[-1]).float()
+    weight = torch.exp(-steps / decay).expand(keep.shape)[keep]
+    return Rows(
+        batch.labels[keep],
+        previous[keep],
+        batch.top_ids[keep],
+        batch.top_p[keep],
+        weight / weight.sum(),
+    )
+
+
+def block_losses(logits: Tensor, rows: Rows, short: Shortlist) -> tuple[Tensor, Tensor]:
+    """CE and L1 of [m, s] logits."""
+    logits = logits.float()
+    norm = (logits + short.correction).logsumexp(dim=-1, keepdim=True)
+    ce = norm[:, 0] - logits.gather(1, short.place[rows.label][:, None])[:, 0]
+    p = (logits.gather(1, short.place[rows.top_ids]) - norm).exp()
+    l1 = (p - rows.top_p).abs().sum(dim=-1)
+    l1 = l1 + (p.sum(dim=-1) - rows.top_p.sum(dim=-1)).abs()
+    return (ce * rows.weight).sum(), (l1 * rows.weight).sum()
+
+
+def candidate_places(logits: Tensor, rows: Rows, short: Shortlist, top_k: int) -> Tensor:
+    """The block's best candidates [m, k] as shortlist indices; the true token is always in."""
+    places = logits.detach().topk(top_k, dim=-1).indices
+    truth = short.place[rows.label]
+    missing = ~(places == truth[:, None]).any(dim=-1)
+    places[:, -1] = torch.where(missing, truth, places[:, -1])
+    return places
+
+
+def refined_losses(scores: Tensor, candidates: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """CE, L1 and weighted accuracy of scores [m, k] of candidate ids [m, k]."""
+    scores = scores.float()
+    logp = scores.log_softmax(dim=-1)
+    true = candidates == rows.label[:, None]
+    ce = -(logp * true).sum(dim=-1)
+    match = candidates[..., None] == rows.top_ids[:, None]
+    q = (match * rows.top_p[:, None]).sum(dim=-1)
+    q = q / q.sum(dim=-1, keepdim=True).clamp_min(1e-6)
+    l1 = (logp.exp() - q).abs().sum(dim=-1)
+    hit = true.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0].float()
+    w = rows.weight
+    return (ce * w).sum(), (l1 * w).sum(), (hit * w).sum()
+
+
+def objective(
+    drafter: Drafter, block: Block, batch: Batch, head: Tensor, short: Shortlist, w: Weights
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of one pass, and its parts for the log."""
+    keep, rows = batch.valid, flat_rows(batch, w.decay)
+    listed = head[short.ids]
+    logits = F.linear(drafter.norm(block.out[:, :, 1:][keep]), listed)
+    ce, l1 = block_losses(logits, rows, short)
+    places = candidate_places(logits, rows, short, drafter.shape.top_k)
+    refined = drafter.refine(block.last[:, :, 1:][keep], rows.previous)
+    scores = torch.bmm(listed[places], refined.to(listed.dtype)[..., None])[..., 0]
+    ce2, l12, hit = refined_losses(scores, short.ids[places], rows)
+    codes = drafter.transfer_codes[rows.label]
+    aligned = [F.cosine_similarity(f[:, :, 1:][keep], codes, dim=-1) for f in block.features]
+    align = torch.stack([((1 - a) * rows.weight).sum() for a in aligned]).mean()
+    loss = w.ce * (ce + ce2) + w.l1 * (l1 + l12) + w.align * align
+    parts = {"ce": ce, "l1": l1, "ce_refined": ce2, "l1_refined": l12, "align": align, "hit": hit}
+    return loss, {name: float(value.detach()) for name, value in parts.items()}

@@ -1,0 +1,296 @@
+"""Train the drafter on collected sequences; resumable, and paced by the clock.
+
+    python -m demo_pair.train --target TARGET.gguf --data DIR [DIR ..] --held-out DIR --run DIR
+
+The learning rate follows the share of `--minutes` that has passed, counted over resumed runs. An
+average of the weights is what is evaluated and exported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from demo_pair.data import Batch, Corpus
+from demo_pair.losses import Weights, make_shortlist, objective
+from demo_pair.model import Drafter, Shape, save_checkpoint
+from demo_pair.offline import evaluate
+from demo_pair.target import load_target, split_halves
+
+WARMUP, HOLD = 0.03, 0.55  # shares of the time: rise, then level, then fall
+REPLACE_HOLD, REPLACE_END, REPLACE = 1 / 6, 1 / 3, 0.5  # predecessor replacement, as published
+AVERAGE = 0.99
+# Short blocks first: the first rows decide the accepted length, and a block's prefix is a block.
+SHORT_ROWS, SHORT_SHARE = 8, 0.85
+
+
+def note(message: str) -> None:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+def whitened_codes(head: Tensor, rank: int) -> Tensor:
+    """Unit rows: the centred head in its leading eigen-directions, each of unit variance."""
+    centred = head - head.mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(head))
+    leading = vectors[:, -rank:] / values[-rank:].sqrt()
+    return torch.nn.functional.normalize(centred @ leading, dim=-1)
+
+
+def start_from_target(drafter: Drafter, tensors: dict[str, Tensor], sources: list[int]) -> None:
+    """Layers begin as copies of target layers; `fc` passes the last tap; writes begin near zero."""
+    shape = drafter.shape
+    norms = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    plain = {
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    state = drafter.state_dict()
+    for layer, source in enumerate(sources):
+        for ours, theirs in {**norms, **plain}.items():
+            state[f"layers.{layer}.{ours}.weight"] = tensors[f"blk.{source}.{theirs}.weight"]
+        for which, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+            weight = split_halves(tensors[f"blk.{source}.attn_{which}.weight"], heads)
+            state[f"layers.{layer}.self_attn.{which}_proj.weight"] = weight
+        state[f"injection.writes.{layer}.weight"] *= 0.1
+    state["norm.weight"] = tensors["output_norm.weight"]
+    state["hidden_norm.weight"] = tensors[f"blk.{sources[-1]}.attn_norm.weight"]
+    fc = state["fc.weight"] * 0.3
+    fc[:, -shape.hidden :] += torch.eye(shape.hidden)
+    state["fc.weight"] = fc
+    state["transfer_codes"] = whitened_codes(tensors["token_embd.weight"], shape.rank)
+    drafter.load_state_dict(state)
+
+
+@dataclass
+class Clock:
+    """Training time, over all resumed runs."""
+
+    minutes: float
+    before: float = 0.0
+    started: float = 0.0
+
+    def start(self) -> None:
+        self.started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.started
+
+    @property
+    def share(self) -> float:
+        return min(self.seconds / 60 / self.minutes, 1.0)
+
+    def rate(self) -> float:
+        """Multiplier of the learning rate."""
+        share = self.share
+        if share < WARMUP:
+            return max(share / WARMUP, 0.02)
+        fall = max(0.0, (share - HOLD) / (1 - HOLD))
+        return 1 - 0.97 * fall
+
+    def rows(self, block: int) -> int:
+        """Rows of a training block."""
+        return SHORT_ROWS if self.share < SHORT_SHARE else block
+
+    def replacement(self) -> float:
+        """Probability of a true code in place of a predecessor's feature."""
+        fall = (self.share - REPLACE_HOLD) / (REPLACE_END - REPLACE_HOLD)
+        return REPLACE * (1 - min(max(fall, 0.0), 1.0))
+
+
+class Trainer:
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(args.seed)
+        self.args, self.rng = args, np.random.default_rng(args.seed)
+        shape = Shape(layers=len(args.sources), rank=args.rank, message=args.message)
+        tensors = load_target(args.target)
+        self.embed = tensors["token_embd.weight"]
+        self.head = self.embed.bfloat16()
+        self.drafter = Drafter(shape)
+        start_from_target(self.drafter, tensors, args.sources)
+        width = len(shape.target_layer_ids) * shape.hidden
+        self.corpus = Corpus(args.data, width)
+        self.held_out = Corpus([args.held_out], width)
+        self.optimizers = self.make_optimizers()
+        self.average = {k: v.clone() for k, v in self.drafter.state_dict().items()}
+        self.clock = Clock(args.minutes)
+        self.step, self.log = 0, list[dict[str, Any]]()
+        self.common = self.common_tokens()
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Muon for the matrices inside the layers, AdamW for the rest."""
+        inner: list[Tensor] = []
+        rest: list[Tensor] = []
+        for name, parameter in self.drafter.named_parameters():
+            matrix = parameter.ndim == 2 and (name.startswith("layers.") or name == "fc.weight")
+            (inner if matrix and self.args.muon else rest).append(parameter)
+        adam = torch.optim.AdamW(rest, lr=self.args.rate, betas=(0.9, 0.95), fused=True)
+        made: list[torch.optim.Optimizer] = [adam]
+        if inner:
+            rate = self.args.muon_rate
+            made.append(torch.optim.Muon(inner, lr=rate, adjust_lr_fn="match_rms_adamw"))
+        return made
+
+    def common_tokens(self, count: int = 1024) -> Tensor:
+        """The corpus's most frequent tokens: always in the shortlist."""
+        seen = np.concatenate([part.tokens for part in self.corpus.parts])
+        counts = np.bincount(seen, minlength=self.drafter.shape.vocabulary)
+        return torch.from_numpy(np.argsort(-counts)[:count].copy())
+
+    def one_pass(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        shape = self.drafter.shape
+        rows = batch.labels.shape[-1] + 1
+        ids = torch.full((*batch.anchors.shape, rows), shape.mask_token_id)
+        ids[..., 0] = batch.anchor_tokens
+        tokens = torch.cat([batch.anchor_tokens[..., None], batch.labels], dim=-1)
+        where = torch.rand(tokens.shape) < self.clock.replacement()
+        short = make_shortlist(batch, self.common, shape.vocabulary, 1024)
+        with torch.autocast("cpu", torch.bfloat16):
+            context = self.drafter.context(batch.taps)
+            block = self.drafter(
+                self.embed[ids], batch.anchors, batch.anchor_tokens, context, (tokens, where)
+            )
+            return objective(self.drafter, block, batch, self.head, short, Weights())
+
+    def train_step(self) -> dict[str, float]:
+        rows = self.clock.rows(self.drafter.shape.block)
+        # The same number of rows a step, whatever their blocks' length.
+        blocks = self.args.blocks * self.drafter.shape.block // rows
+        batch = self.corpus.sample(self.rng, self.args.sequences, blocks, rows)
+        loss, parts = self.one_pass(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            base = self.args.rate if optimizer is self.optimizers[0] else self.args.muon_rate
+            for group in optimizer.param_groups:
+                group["lr"] = base * self.clock.rate()
+                group["weight_decay"] = self.args.weight_decay
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        # Early weights are worth forgetting quickly.
+        keep = min(AVERAGE, self.step / (self.step + 10))
+        with torch.no_grad():
+            for name, value in self.drafter.state_dict().items():
+                self.average[name].lerp_(value, 1 - keep)
+        return {"loss": float(loss.detach()), **parts}
+
+    def check(self, each: int, limit: int) -> dict[str, float]:
+        """Mean accepted length of the averaged weights on held-out text; exports them."""
+        save_checkpoint(self.args.run / "checkpoint", self.drafter.shape, self.average)
+        self.held_out.reload()
+        if not self.held_out.sequences:
+            return {}
+        averaged = Drafter(self.drafter.shape)
+        averaged.load_state_dict(self.average)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = evaluate(averaged.eval(), self.embed, self.held_out, each, limit)
+        return {name: round(tally.mean_accepted_length, 4) for name, tally in found.items()}
+
+    def save(self) -> None:
+        state = {
+            "drafter": self.drafter.state_dict(),
+            "average": self.average,
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "step": self.step,
+            "seconds": self.clock.seconds,
+            "log": self.log,
+        }
+        temporary = self.args.run / "state.part"
+        torch.save(state, temporary)
+        temporary.replace(self.args.run / "state.pt")
+        text = json.dumps({"shape": vars(self.drafter.shape), "log": self.log}, indent=1)
+        (self.args.run / "log.json").write_text(text + "\n", encoding="utf-8")
+
+    def resume(self) -> None:
+        path = self.args.run / "state.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, weights_only=True)
+        self.drafter.load_state_dict(state["drafter"])
+        self.average = state["average"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.log = state["step"], state["log"]
+        self.clock.before = state["seconds"]
+        note(f"resumed at step {self.step}, {self.clock.before / 60:.1f} minutes")
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, self.stop)
+        self.resume()
+        self.clock.start()
+        recent: list[dict[str, float]] = []
+        checked = self.clock.seconds
+        while self.clock.share < 1.0:
+            recent.append(self.train_step())
+            if self.step % 20 == 0:
+                self.report(recent)
+                recent = []
+                self.corpus.reload()
+            if self.clock.seconds - checked > self.args.check_minutes * 60:
+                self.log.append({"step": self.step, "held_out": self.check(3, 96)})
+                note(json.dumps(self.log[-1]))
+                self.save()
+                checked = self.clock.seconds
+        self.log.append({"step": self.step, "held_out": self.check(5, 160)})
+        note(json.dumps(self.log[-1]))
+        self.save()
+
+    def stop(self, *_: object) -> None:
+        """SIGTERM between two steps or in one: keep what there is."""
+        self.save()
+        raise SystemExit(143)
+
+    def report(self, recent: list[dict[str, float]]) -> None:
+        mean = {k: round(sum(r[k] for r in recent) / len(recent), 4) for k in recent[0]}
+        minutes = round(self.clock.seconds / 60, 2)
+        line = {"step": self.step, "minutes": minutes, "tokens": self.corpus.tokens, **mean}
+        self.log.append(line)
+        note(json.dumps(line))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True, help="checkpoints and log go here")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--check-minutes", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=2e-3, help="of AdamW")
+    parser.add_argument("--muon-rate", type=float, default=4e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--sequences", type=int, default=6)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--rank", type=int, default=128)
+    parser.add_argument("--message", type=int, default=96)
+    parser.add_argument("--sources", type=int, nargs="+", default=[26, 28, 29])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    args.run.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    Trainer(args).run()
+
+
+if __name__ == "__main__":
+    main()
