@@ -23,6 +23,7 @@ import gguf
 import numpy as np
 import typer
 
+from dspine_bench.golden_target import LAYER_NAMES
 from dspine_bench.synthetic import Shape, write_checkpoint, write_target_header
 
 # published sizes in bytes, and how far ours may be from them
@@ -31,19 +32,6 @@ SIZE_TOLERANCE = 0.01
 MAX_RSS = 1 << 30
 MAX_RATIO = 0.8
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 GLOBAL_NAMES = {
     "fc.weight": "fc.weight",
     "hidden_norm.weight": "enc.output_norm.weight",

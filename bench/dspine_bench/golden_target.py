@@ -19,7 +19,8 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 # The messages as they are: a chat of one user message is the plain prompt.
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
-_LAYER_NAMES = {
+# Hugging Face to GGUF, within a layer of the Qwen3 family: targets and drafters alike.
+LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -104,7 +105,7 @@ def qwen3_tensors(weights: Tensors) -> dict[str, npt.NDArray[Any]]:
             renamed[whole[name]] = tensor
             continue
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
-        renamed[f"blk.{layer}.{_LAYER_NAMES[rest.removesuffix('.weight')]}.weight"] = tensor
+        renamed[f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"] = tensor
     return renamed
 
 

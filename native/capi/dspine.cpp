@@ -285,10 +285,7 @@ public:
 
     void run(dspine_round_fn on_round, void * user) {
         prefill();
-        while (!done) {
-            if (!step(on_round, user)) {
-                break;
-            }
+        while (!done && step(on_round, user)) {
         }
     }
 
