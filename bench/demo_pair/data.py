@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 TOP_STORED = 32
-TOP_USED = 8  # the target's likeliest tokens that the losses look at
+TOP_USED = 5  # the target's likeliest tokens that the losses look at
 
 
 @dataclass(frozen=True)

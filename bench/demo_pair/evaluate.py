@@ -1,8 +1,9 @@
-"""Measure drafters on the held-out prompts through llama-server, greedily; JSON to a file.
+"""Measure drafters on the held-out prompts through llama-server; JSON to a file.
 
     python -m demo_pair.evaluate --server llama-server --target T.gguf --draft D.gguf --out F
 
-Runs the target alone first: its text is what every drafter's run must equal. Needs the folder
+Greedily, or with `--sampled` at temperature 1, top_p 0.95 and top_k 20. A greedy run answers with
+the target alone first: its text is what every drafter's run must equal. Needs the folder
 `bench` on the import path; `--positions` also needs the native library (bindings) and replays the
 prompts there for acceptance by position.
 """
@@ -24,6 +25,14 @@ from dspine_bench.llama_server import Completion, LlamaServer
 from demo_pair.prompts import Prompt, held_out
 
 SCHEMA = 1
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {
+    "samplers": ["top_k", "top_p", "temperature"],
+    "temperature": 1.0,
+    "top_p": 0.95,
+    "top_k": 20,
+    "seed": 1,
+}
 
 
 @dataclass
@@ -118,9 +127,9 @@ def run_one(
                 {
                     "prompt": ids,
                     "n_predict": args.n_predict,
-                    "temperature": 0,
                     "return_tokens": True,
                     "cache_prompt": False,
+                    **(SAMPLED if args.sampled else GREEDY),
                 },
             )
             timings = reply["timings"]
@@ -145,7 +154,8 @@ def compare(
     for prompt, ids, done, milliseconds in run_one(args, draft, logs):
         for name in ("all", prompt.category):
             counts[name].add(done, milliseconds)
-        where = first_difference(plain[prompt.text], done.tokens)
+        # Sampled text is another by design: the draws follow the rounds.
+        where = None if args.sampled else first_difference(plain[prompt.text], done.tokens)
         if where is not None:
             apart.append((prompt, where, ids + plain[prompt.text][:where]))
     flags: list[str | Path] = ["-m", args.target, "-c", "2048", "-np", "1", *args.flag]
@@ -184,17 +194,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--n-predict", type=int, default=192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--positions", action="store_true")
+    parser.add_argument("--sampled", action="store_true", help="temperature 1 instead of greedy")
     parser.add_argument("--flag", action="append", default=[], help="one more server argument")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
+    mode = "temperature 1, top_p 0.95, top_k 20" if args.sampled else "greedy"
     report: dict[str, Any] = {
         "schema_version": SCHEMA,
         "command": [Path(part).name for part in sys.argv],
         "machine": f"{platform.machine()} {platform.system()}",
-        "config": {"n_predict": args.n_predict, "each": args.each, "mode": "greedy"},
+        "config": {"n_predict": args.n_predict, "each": args.each, "mode": mode},
         "drafters": {},
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -416,3 +416,64 @@ def training_prompts(count: int, seed: int = 1) -> Iterator[Prompt]:
         seen.add(text)
         made += 1
         yield Prompt(category, text)
+
+
+# First words of questions that the target completes by itself.
+OPENINGS = {
+    "code": words(
+        "Write a Python function that|Write a function to|Write a Python program that|"
+        "Implement a|Create a Python class|Write a Python script to|def |"
+        "Here is my code:\n```python\n|How do I use|Write a JavaScript function that|"
+        "Write an SQL query|Fix the bug in this|Write a C++ program|Write code that|"
+        "Develop a function|Explain this code:\n```python\ndef |Write a recursive function|"
+        "Using Python, |Write a Bash script|I have a list of"
+    ),
+    "json": words(
+        "Create a JSON object|Write a JSON|Give me JSON|Generate a JSON array|"
+        "Convert the following to JSON:|Return a JSON object with|Design a JSON schema for|"
+        "I need a JSON file|Here is a JSON object:\n{|Write an example of JSON|"
+        "Represent as JSON:|Make a JSON list of"
+    ),
+    "arithmetic": words(
+        "What is the sum of|Calculate|If a store sells|A farmer has|Solve the equation|"
+        "A car travels|How many|Find the value of|The price of a|What is the area of|"
+        "There are|Tom has|What is the average of|A recipe needs|If x|Compute|Maria buys"
+    ),
+    "extraction": words(
+        "Extract the|Summarize the following text:|Read the following passage|"
+        "Find all the names|What are the key points of|Summarize this email:|"
+        "Rewrite the following sentence|Here is a text:|Identify the|Classify the following|"
+        "From the text below,"
+    ),
+    "lists": words(
+        "List five|List the|Give me a list of|Name three|What are the steps to|What are some|"
+        "Provide a list of|Write ten|Make a list of|Give three examples of|What are the main|"
+        "Write a step by step"
+    ),
+    "chat": words(
+        "What is|How can I|Why do|Can you explain|I feel|What do you think about|"
+        "Tell me about|How does|Who was|Hello!|I'm planning|What's the difference between|"
+        "Should I|Describe|Write an email|Explain|I want to|What happens when|"
+        "Could you help me|When did"
+    ),
+    "stories": words(
+        "Write a story about|Write a short story|Tell me a story|Write a poem about|"
+        "Once upon a time|Write a dialogue between|Create a fictional|Write a scene|"
+        "Write a letter from|Describe a day in the life of|Continue the story:"
+    ),
+    "translation": words(
+        "Translate the following sentence into French:|Translate to Spanish:|How do you say|"
+        "Translate into German:|Translate this to Italian:|What does the French word|"
+        "Translate the sentence|Write a sentence in Spanish|How do you write|"
+        "Translate from English to Portuguese:"
+    ),
+}
+
+
+def openings(count: int, seed: int = 1) -> Iterator[Prompt]:
+    """`count` openings, categories mixed by `SHARES`; the same one comes many times."""
+    rng = random.Random(seed)
+    categories, shares = list(SHARES), list(SHARES.values())
+    for _ in range(count):
+        category = rng.choices(categories, shares)[0]
+        yield Prompt(category, rng.choice(OPENINGS[category]))

@@ -4,12 +4,17 @@
 
 The learning rate follows the share of `--minutes` that has passed, counted over resumed runs. An
 average of the weights is what is evaluated and exported.
+
+`--workers 2` trains one copy a core, each on batches of its own, and averages the copies' weights
+every `SYNC` steps: two threads of one process wait for each other at every operation, which on a
+machine that does anything else costs more than it gives.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -19,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor
 
 from demo_pair.data import Batch, Corpus
@@ -29,9 +36,11 @@ from demo_pair.target import load_target, split_halves
 
 WARMUP, HOLD = 0.03, 0.55  # shares of the time: rise, then level, then fall
 REPLACE_HOLD, REPLACE_END, REPLACE = 1 / 6, 1 / 3, 0.5  # predecessor replacement, as published
-AVERAGE = 0.99
-# Short blocks first: the first rows decide the accepted length, and a block's prefix is a block.
-SHORT_ROWS, SHORT_SHARE = 8, 0.85
+AVERAGE = 0.998
+SYNC = 5  # steps between two averages over the workers
+# Short blocks first: the first rows decide the accepted length, a block's prefix is a block, and
+# the same number of rows then holds more anchors. (Share of the time up to which, rows.)
+ROWS = ((0.6, 4), (0.9, 8), (1.0, 16))
 
 
 def note(message: str) -> None:
@@ -104,7 +113,7 @@ class Clock:
 
     def rows(self, block: int) -> int:
         """Rows of a training block."""
-        return SHORT_ROWS if self.share < SHORT_SHARE else block
+        return min(block, next(rows for end, rows in ROWS if self.share <= end))
 
     def replacement(self) -> float:
         """Probability of a true code in place of a predecessor's feature."""
@@ -113,9 +122,9 @@ class Clock:
 
 
 class Trainer:
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, rank: int = 0) -> None:
         torch.manual_seed(args.seed)
-        self.args, self.rng = args, np.random.default_rng(args.seed)
+        self.args, self.rank = args, rank
         shape = Shape(layers=len(args.sources), rank=args.rank, message=args.message)
         tensors = load_target(args.target)
         self.embed = tensors["token_embd.weight"]
@@ -130,6 +139,9 @@ class Trainer:
         self.clock = Clock(args.minutes)
         self.step, self.log = 0, list[dict[str, Any]]()
         self.common = self.common_tokens()
+        # From here on every worker draws its own.
+        self.rng = np.random.default_rng([args.seed, rank, int(time.time())])
+        torch.manual_seed(args.seed + rank)
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         """Muon for the matrices inside the layers, AdamW for the rest."""
@@ -145,7 +157,7 @@ class Trainer:
             made.append(torch.optim.Muon(inner, lr=rate, adjust_lr_fn="match_rms_adamw"))
         return made
 
-    def common_tokens(self, count: int = 1024) -> Tensor:
+    def common_tokens(self, count: int = 512) -> Tensor:
         """The corpus's most frequent tokens: always in the shortlist."""
         seen = np.concatenate([part.tokens for part in self.corpus.parts])
         counts = np.bincount(seen, minlength=self.drafter.shape.vocabulary)
@@ -158,7 +170,7 @@ class Trainer:
         ids[..., 0] = batch.anchor_tokens
         tokens = torch.cat([batch.anchor_tokens[..., None], batch.labels], dim=-1)
         where = torch.rand(tokens.shape) < self.clock.replacement()
-        short = make_shortlist(batch, self.common, shape.vocabulary, 1024)
+        short = make_shortlist(batch, self.common, shape.vocabulary, 512)
         with torch.autocast("cpu", torch.bfloat16):
             context = self.drafter.context(batch.taps)
             block = self.drafter(
@@ -170,9 +182,13 @@ class Trainer:
         rows = self.clock.rows(self.drafter.shape.block)
         # The same number of rows a step, whatever their blocks' length.
         blocks = self.args.blocks * self.drafter.shape.block // rows
-        batch = self.corpus.sample(self.rng, self.args.sequences, blocks, rows)
-        loss, parts = self.one_pass(batch)
-        loss.backward()
+        total: dict[str, float] = {}
+        for _ in range(self.args.accumulate):
+            batch = self.corpus.sample(self.rng, self.args.sequences, blocks, rows)
+            loss, parts = self.one_pass(batch)
+            (loss / self.args.accumulate).backward()
+            for name, value in {"loss": float(loss.detach()), **parts}.items():
+                total[name] = total.get(name, 0.0) + value / self.args.accumulate
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
         for optimizer in self.optimizers:
             base = self.args.rate if optimizer is self.optimizers[0] else self.args.muon_rate
@@ -187,7 +203,7 @@ class Trainer:
         with torch.no_grad():
             for name, value in self.drafter.state_dict().items():
                 self.average[name].lerp_(value, 1 - keep)
-        return {"loss": float(loss.detach()), **parts}
+        return total
 
     def check(self, each: int, limit: int) -> dict[str, float]:
         """Mean accepted length of the averaged weights on held-out text; exports them."""
@@ -229,24 +245,45 @@ class Trainer:
         self.clock.before = state["seconds"]
         note(f"resumed at step {self.step}, {self.clock.before / 60:.1f} minutes")
 
+    def sync(self) -> None:
+        """Average the weights over the workers; the first one's clock counts for all."""
+        if self.args.workers == 1:
+            return
+        parameters = list(self.drafter.parameters())
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        dist.all_reduce(flat)
+        flat /= self.args.workers
+        with torch.no_grad():
+            for p, new in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                p.copy_(new.view_as(p))
+        seconds = torch.tensor([self.clock.seconds], dtype=torch.float64)
+        dist.broadcast(seconds, 0)
+        self.clock.before += float(seconds) - self.clock.seconds
+
     def run(self) -> None:
-        signal.signal(signal.SIGTERM, self.stop)
         self.resume()
         self.clock.start()
+        if self.rank == 0:
+            signal.signal(signal.SIGTERM, self.stop)
         recent: list[dict[str, float]] = []
         checked = self.clock.seconds
-        while self.clock.share < 1.0:
+        while self.clock.share < 1.0 or self.step % SYNC:
             recent.append(self.train_step())
+            if self.step % SYNC == 0:
+                self.sync()
             if self.step % 20 == 0:
-                self.report(recent)
-                recent = []
                 self.corpus.reload()
-            if self.clock.seconds - checked > self.args.check_minutes * 60:
-                self.log.append({"step": self.step, "held_out": self.check(3, 96)})
-                note(json.dumps(self.log[-1]))
-                self.save()
+                if self.rank == 0:
+                    self.report(recent)
+                recent = []
+            if self.rank == 0 and self.clock.seconds - checked > self.args.check_minutes * 60:
+                self.conclude(3, 96)
                 checked = self.clock.seconds
-        self.log.append({"step": self.step, "held_out": self.check(5, 160)})
+        if self.rank == 0:
+            self.conclude(10, 128)
+
+    def conclude(self, each: int, limit: int) -> None:
+        self.log.append({"step": self.step, "held_out": self.check(each, limit)})
         note(json.dumps(self.log[-1]))
         self.save()
 
@@ -277,19 +314,34 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a step")
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--message", type=int, default=96)
     parser.add_argument("--sources", type=int, nargs="+", default=[26, 28, 29])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="of every worker")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
+
+
+def work(rank: int, args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    if args.workers > 1:
+        meeting = f"file://{args.run.resolve() / 'workers'}-{os.getppid()}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=args.workers)
+    Trainer(args, rank).run()
 
 
 def main() -> None:
     args = arguments()
     args.run.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    Trainer(args).run()
+    if args.workers == 1:
+        work(0, args)
+    else:
+        started = mp.spawn(work, (args,), nprocs=args.workers, join=False)
+        signal.signal(signal.SIGTERM, lambda *_: [p.terminate() for p in started.processes])
+        while not started.join():
+            pass
 
 
 if __name__ == "__main__":

