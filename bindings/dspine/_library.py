@@ -1,7 +1,9 @@
 """The C interface of dspine (native/capi/dspine.h), declared once and checked when it is loaded.
 
-Nothing is loaded on import: the first call finds the library, resolves every declared function
-and compares the interface version and the size of every shared structure.
+Nothing is loaded on import, so that what needs no library (help, headers, memory plans) starts at
+once and works without one. The first call of any function, whichever it is, finds the library,
+compares the interface version, resolves every declared function and compares the size of every
+shared structure; only then does it run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from dspine._errors import AbiError, LoadError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
+MAX_POSITIONS = 64  # DSPINE_MAX_POSITIONS
 LIB_DIR_ENV = "DSPINE_LIB_DIR"
 
 Pointer = Any  # what ctypes.byref, a ctypes array or a pointer is; there is no common public type
@@ -58,6 +61,26 @@ class Params(Structure):
         ("flash_attn", c_int32),
         ("p_min", c_float),
         ("capture", c_bool),
+        ("logits_all", c_bool),
+    )
+
+
+class Sampling(Structure):
+    """struct dspine_sampling: how tokens are chosen."""
+
+    _fields_ = (
+        ("size", c_uint32),
+        ("seed", c_uint32),
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("typical_p", c_float),
+        ("penalty_last_n", c_int32),
+        ("penalty_repeat", c_float),
+        ("penalty_freq", c_float),
+        ("penalty_present", c_float),
+        ("ignore_eos", c_bool),
     )
 
 
@@ -81,17 +104,21 @@ class RawStats(Structure):
     """struct dspine_stats: counts and times of one generation."""
 
     _fields_ = (
+        ("prompt_tokens", c_int64),
+        ("prompt_reused", c_int64),
         ("rounds", c_int64),
         ("drafted", c_int64),
         ("accepted", c_int64),
         ("prompt_us", c_int64),
         ("draft_us", c_int64),
         ("verify_us", c_int64),
+        ("drafted_at", c_int64 * MAX_POSITIONS),
+        ("accepted_at", c_int64 * MAX_POSITIONS),
     )
 
 
 class RawRound(Structure):
-    """struct dspine_round: one draft and its verification, valid during the callback."""
+    """struct dspine_round: one step of a generation, valid until the next call for the pair."""
 
     _fields_ = (
         ("anchor_pos", c_int32),
@@ -101,6 +128,23 @@ class RawRound(Structure):
         ("n_accepted", c_int32),
         ("emitted", int32_p),
         ("n_emitted", c_int32),
+        ("n_prompt", c_int32),
+        ("stop", c_int32),
+        ("draft_us", c_int64),
+        ("verify_us", c_int64),
+    )
+
+
+class Device(Structure):
+    """struct dspine_device: something that llama.cpp can compute on."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("description", c_char_p),
+        ("backend", c_char_p),
+        ("total_bytes", c_int64),
+        ("free_bytes", c_int64),
+        ("type", c_int32),
     )
 
 
@@ -148,6 +192,12 @@ def dspine_params_size() -> int:
     raise NotImplementedError
 
 
+# uint32_t dspine_sampling_size(void);
+@_native(c_uint32)
+def dspine_sampling_size() -> int:
+    raise NotImplementedError
+
+
 # uint32_t dspine_info_size(void);
 @_native(c_uint32)
 def dspine_info_size() -> int:
@@ -166,6 +216,12 @@ def dspine_round_size() -> int:
     raise NotImplementedError
 
 
+# uint32_t dspine_device_size(void);
+@_native(c_uint32)
+def dspine_device_size() -> int:
+    raise NotImplementedError
+
+
 # const char * dspine_last_error(void);
 @_native(c_char_p)
 def dspine_last_error() -> bytes | None:
@@ -175,6 +231,30 @@ def dspine_last_error() -> bytes | None:
 # void dspine_set_log_level(int32_t level);
 @_native(None, c_int32)
 def dspine_set_log_level(level: int) -> None:
+    raise NotImplementedError
+
+
+# const char * dspine_llama_build(void);
+@_native(c_char_p)
+def dspine_llama_build() -> bytes:
+    raise NotImplementedError
+
+
+# const char * dspine_system_info(void);
+@_native(c_char_p)
+def dspine_system_info() -> bytes:
+    raise NotImplementedError
+
+
+# int32_t dspine_device_count(void);
+@_native(c_int32)
+def dspine_device_count() -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_get_device(int32_t index, dspine_device * device);
+@_native(c_int32, c_int32, POINTER(Device))
+def dspine_get_device(index: int, device: Pointer) -> int:
     raise NotImplementedError
 
 
@@ -188,6 +268,13 @@ def dspine_params_default(params: Pointer) -> None:
 #                           dspine_pair ** out);
 @_native(c_int32, c_char_p, c_char_p, POINTER(Params), POINTER(c_void_p))
 def dspine_open(target: bytes, draft: bytes | None, params: Pointer, out: Pointer) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_attach(void * target, const char * draft, const dspine_params * params,
+#                             dspine_pair ** out);
+@_native(c_int32, c_void_p, c_char_p, POINTER(Params), POINTER(c_void_p))
+def dspine_attach(target: c_void_p, draft: bytes, params: Pointer, out: Pointer) -> int:
     raise NotImplementedError
 
 
@@ -206,6 +293,12 @@ def dspine_get_info(pair: c_void_p | None, info: Pointer) -> int:
 # dspine_status dspine_truncate(dspine_pair * pair, int32_t seq, int32_t pos);
 @_native(c_int32, c_void_p, c_int32, c_int32)
 def dspine_truncate(pair: c_void_p | None, seq: int, pos: int) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_draft_truncate(dspine_pair * pair, int32_t seq, int32_t pos);
+@_native(c_int32, c_void_p, c_int32, c_int32)
+def dspine_draft_truncate(pair: c_void_p | None, seq: int, pos: int) -> int:
     raise NotImplementedError
 
 
@@ -317,11 +410,130 @@ def dspine_generate(
     raise NotImplementedError
 
 
+# dspine_status dspine_sampling_default(const dspine_pair * pair, dspine_sampling * sampling);
+@_native(c_int32, c_void_p, POINTER(Sampling))
+def dspine_sampling_default(pair: c_void_p | None, sampling: Pointer) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_begin(dspine_pair * pair, const int32_t * prompt, int32_t n_prompt,
+#                            int32_t n_predict, uint32_t flags, const dspine_sampling * sampling);
+@_native(c_int32, c_void_p, int32_p, c_int32, c_int32, c_uint32, POINTER(Sampling))
+def dspine_begin(
+    pair: c_void_p | None,
+    prompt: Pointer,
+    n_prompt: int,
+    n_predict: int,
+    flags: int,
+    sampling: Pointer,
+) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_step(dspine_pair * pair, int32_t n_draft, dspine_round * round);
+@_native(c_int32, c_void_p, c_int32, POINTER(RawRound))
+def dspine_step(pair: c_void_p | None, n_draft: int, round_p: Pointer) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_get_stats(const dspine_pair * pair, dspine_stats * stats);
+@_native(c_int32, c_void_p, POINTER(RawStats))
+def dspine_get_stats(pair: c_void_p | None, stats: Pointer) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_end(dspine_pair * pair);
+@_native(c_int32, c_void_p)
+def dspine_end(pair: c_void_p | None) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_tokenize(const dspine_pair * pair, const char * text, int32_t n_text,
+#                               bool add_special, bool parse_special, int32_t * out,
+#                               int32_t capacity, int32_t * n_out);
+@_native(c_int32, c_void_p, c_char_p, c_int32, c_bool, c_bool, int32_p, c_int32, int32_p)
+def dspine_tokenize(
+    pair: c_void_p | None,
+    text: bytes,
+    n_text: int,
+    add_special: bool,
+    parse_special: bool,
+    out: Pointer,
+    capacity: int,
+    n_out: Pointer,
+) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_token_to_piece(const dspine_pair * pair, int32_t token, bool special,
+#                                     char * out, int32_t capacity, int32_t * n_out);
+@_native(c_int32, c_void_p, c_int32, c_bool, c_char_p, c_int32, int32_p)
+def dspine_token_to_piece(
+    pair: c_void_p | None, token: int, special: bool, out: Pointer, capacity: int, n_out: Pointer
+) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_detokenize(const dspine_pair * pair, const int32_t * tokens, int32_t n,
+#                                 bool special, char * out, int32_t capacity, int32_t * n_out);
+@_native(c_int32, c_void_p, int32_p, c_int32, c_bool, c_char_p, c_int32, int32_p)
+def dspine_detokenize(
+    pair: c_void_p | None,
+    tokens: Pointer,
+    n: int,
+    special: bool,
+    out: Pointer,
+    capacity: int,
+    n_out: Pointer,
+) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_token_is_eog(const dspine_pair * pair, int32_t token, bool * out);
+@_native(c_int32, c_void_p, c_int32, POINTER(c_bool))
+def dspine_token_is_eog(pair: c_void_p | None, token: int, out: Pointer) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_apply_template(dspine_pair * pair, const char * messages,
+#                                     int32_t n_messages, bool add_generation_prompt,
+#                                     int32_t thinking, char * out, int32_t capacity,
+#                                     int32_t * n_out);
+@_native(c_int32, c_void_p, c_char_p, c_int32, c_bool, c_int32, c_char_p, c_int32, int32_p)
+def dspine_apply_template(
+    pair: c_void_p | None,
+    messages: bytes,
+    n_messages: int,
+    add_generation_prompt: bool,
+    thinking: int,
+    out: Pointer,
+    capacity: int,
+    n_out: Pointer,
+) -> int:
+    raise NotImplementedError
+
+
+# dspine_status dspine_model_meta(const dspine_pair * pair, bool of_drafter, const char * key,
+#                                 char * out, int32_t capacity, int32_t * n_out);
+@_native(c_int32, c_void_p, c_bool, c_char_p, c_char_p, c_int32, int32_p)
+def dspine_model_meta(
+    pair: c_void_p | None,
+    of_drafter: bool,
+    key: bytes,
+    out: Pointer,
+    capacity: int,
+    n_out: Pointer,
+) -> int:
+    raise NotImplementedError
+
+
 SIZES: dict[str, type[Structure]] = {
     "dspine_params": Params,
+    "dspine_sampling": Sampling,
     "dspine_info": Info,
     "dspine_stats": RawStats,
     "dspine_round": RawRound,
+    "dspine_device": Device,
 }
 
 
@@ -360,27 +572,36 @@ def open_library() -> tuple[ctypes.CDLL, Path]:
     )
 
 
-def _check_abi(loaded: ctypes.CDLL, path: Path) -> None:
-    version = loaded.dspine_abi_version()
+def _check_version(loaded: ctypes.CDLL, path: Path) -> None:
+    # First: another version may lack functions, and its number says more than their names.
+    try:
+        version = loaded.dspine_abi_version()
+    except AttributeError:
+        raise AbiError(f"{path}: no library of dspine, it has no dspine_abi_version") from None
     if version != ABI_VERSION:
         raise AbiError(
             f"{path}: interface version {version}, this package expects {ABI_VERSION}; "
-            "library and package come from different builds"
+            "library and package come from different builds (install one wheel, or point "
+            f"{LIB_DIR_ENV} to the build that belongs to this package)"
         )
+
+
+def _check_sizes(loaded: ctypes.CDLL, path: Path) -> None:
     for name, structure in SIZES.items():
         found, expected = getattr(loaded, f"{name}_size")(), ctypes.sizeof(structure)
         if found != expected:
             raise AbiError(
                 f"{path}: struct {name} has {found} bytes in the library and {expected} in this "
-                f"package (interface version {version} in both)"
+                f"package (interface version {ABI_VERSION} in both)"
             )
 
 
 def bind(loaded: ctypes.CDLL, path: Path) -> None:
-    """Set the types of every declared function and check the interface.
+    """Check the interface and set the types of every declared function.
 
-    Raises AbiError naming the function that is missing, both versions, or both sizes.
+    Raises AbiError naming both versions, the function that is missing, or both sizes.
     """
+    _check_version(loaded, path)
     for name, prototype in PROTOTYPES.items():
         try:
             function = getattr(loaded, name)
@@ -388,7 +609,7 @@ def bind(loaded: ctypes.CDLL, path: Path) -> None:
             raise AbiError(f"{path}: the library has no function {name}") from None
         function.restype = prototype.restype
         function.argtypes = prototype.argtypes
-    _check_abi(loaded, path)
+    _check_sizes(loaded, path)
 
 
 @functools.cache

@@ -37,6 +37,10 @@ CACHE_TYPES = {
     "bf16": 30,
 }
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+# Values of DSPINE_STOP_*: an end-of-generation token, the limit, or a full context.
+STOPS = {0: "", 1: "eos", 2: "limit", 3: "context"}
+REUSE_PROMPT = 1  # DSPINE_REUSE_PROMPT
+SPAWN = "start processes with the 'spawn' method of multiprocessing and open it there"
 LOG_LEVELS = {"silent": 0, "error": 1, "warning": 2, "info": 3, "all": 4}
 
 
@@ -57,6 +61,8 @@ class PairOptions:
         flash_attn: "auto", "off" or "on".
         p_min: a draft ends before the first token of lower confidence, 0 to 1; 0 never ends one.
         capture: keep the drafter's hidden rows for `Pair.tensor`, which is slow.
+        logits_all: make room for the logits of every row of a `target_decode`. Default true; false
+            limits that call to as many rows as one verification has, and needs less memory.
     """
 
     n_ctx: int | None = None
@@ -75,6 +81,7 @@ class PairOptions:
     flash_attn: Literal["auto", "off", "on"] | None = None
     p_min: float | None = None
     capture: bool = False
+    logits_all: bool | None = None
 
     def to_native(self) -> native.Params:
         """The C structure; raises InvalidError for a name or a number that C cannot hold."""
@@ -141,8 +148,39 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of a generation that was begun with `Pair.begin`.
+
+    Attributes:
+        emitted: the ids that it adds to the answer.
+        round: the draft and its verification; None for a part of the prompt.
+        n_prompt: tokens of the prompt that are evaluated.
+        stop: "" while there is more, else a value of `STOPS`.
+        draft_ms, verify_ms: milliseconds; 0 for a part of the prompt.
+    """
+
+    emitted: tuple[int, ...]
+    round: Round | None
+    n_prompt: int
+    stop: str
+    draft_ms: float
+    verify_ms: float
+
+
+@dataclass(frozen=True)
 class Stats:
-    """Counts and milliseconds of one generation."""
+    """Counts and milliseconds of one generation.
+
+    Attributes:
+        rounds: drafts with their verifications; plain steps count as well.
+        drafted: tokens that were drafted.
+        accepted: drafted tokens that survived.
+        prompt_ms, draft_ms, verify_ms: time for the prompt, for drafting, for verifying.
+        prompt_tokens: length of the prompt.
+        prompt_reused: tokens of the prompt that were in the cache.
+        drafted_at: rounds that drafted the first, second, ... position.
+        accepted_at: rounds that accepted it.
+    """
 
     rounds: int
     drafted: int
@@ -150,6 +188,10 @@ class Stats:
     prompt_ms: float
     draft_ms: float
     verify_ms: float
+    prompt_tokens: int = 0
+    prompt_reused: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
     @property
     def mean_accepted_length(self) -> float:
@@ -160,6 +202,12 @@ class Stats:
     def acceptance_rate(self) -> float:
         """Accepted out of drafted tokens; 0.0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Accepted out of drafted tokens at the first, second, ... position of a draft."""
+        pairs = zip(self.accepted_at, self.drafted_at, strict=True)
+        return tuple(accepted / drafted for accepted, drafted in pairs)
 
 
 @dataclass(frozen=True)
@@ -180,21 +228,22 @@ class Pair:
     """A target GGUF and, optionally, its DSpine drafter.
 
     A pair has one owner and serves one thread at a time: a call while another is running raises
-    InvalidError. Use it as a context manager, or call `close`. Positions count from 0, sequences
-    from 0 to n_seq - 1. Arrays that are returned are copies.
+    InvalidError. Threads and GPU state do not survive a fork: every call in a forked process raises
+    InvalidError, and no pair can be opened there once one was opened in the parent. Use it as a
+    context manager, or call `close`. Positions count from 0, sequences from 0 to n_seq - 1. Arrays
+    that are returned are copies.
 
     Every method raises InvalidError for arguments that do not fit, DecodeError where llama.cpp
     fails, and InvalidError after `close`; what needs a drafter raises InvalidError without one.
     """
 
+    _handle: c_void_p | None
+
     def __init__(
         self, target: StrPath, draft: StrPath | None = None, options: PairOptions | None = None
     ) -> None:
         """Load both files; raises LoadError when one cannot be loaded or they do not fit."""
-        self._handle: c_void_p | None = None
-        self._lock = threading.Lock()
-        self._rows = 0  # of the last target_decode
-        self._blocks = 0  # of the last draft
+        self._prepare()
         handle = c_void_p()
         params = (options or PairOptions()).to_native()
         call = f"open({os.fspath(target)!r}, {os.fspath(draft) if draft is not None else None!r})"
@@ -210,6 +259,40 @@ class Pair:
         self._handle = handle
         self._info = self._read_info()
 
+    def _prepare(self) -> None:
+        """Fields that the rest relies on, set before the first call that can fail."""
+        self._handle = None
+        _refuse_after_fork()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._rows = 0  # of the last target_decode
+        self._blocks = 0  # of the last draft
+        self._raw = native.RawRound()  # of the last step
+        self._raw_p = byref(self._raw)
+
+    @classmethod
+    def attach(cls, context: int, draft: StrPath, options: PairOptions | None = None) -> Pair:
+        """A drafter beside a target context that someone else owns.
+
+        Args:
+            context: address of a llama_context of the llama.cpp that this package runs. It must
+                outlive the pair; its sequence 0 is evaluated with `target_decode` alone.
+            options: of it, only what concerns the drafter is read.
+
+        Raises LoadError where the drafter does not fit, or the context cannot drop rejected tokens.
+        """
+        pair = cls.__new__(cls)
+        pair._prepare()
+        handle = c_void_p()
+        params = (options or PairOptions()).to_native()
+        _check(
+            native.dspine_attach(c_void_p(context), _path(draft), byref(params), byref(handle)),
+            f"attach({os.fspath(draft)!r})",
+        )
+        pair._handle = handle
+        pair._info = pair._read_info()
+        return pair
+
     def __enter__(self) -> Pair:
         return self
 
@@ -222,17 +305,32 @@ class Pair:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is None:
+            return
+        if self._pid != os.getpid():
+            self._handle = None  # the parent's; releasing it here would wait for threads it lost
+        else:
             warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2)
             self.close()
 
     def close(self) -> None:
-        """Release both models. Calling it again does nothing; InvalidError while it is in use."""
+        """Release both models. Calling it again does nothing; InvalidError while it is in use.
+
+        In a forked process it only forgets them: they belong to the parent.
+        """
         if self._handle is None:
+            return
+        if self._pid != os.getpid():
+            self._handle = None
             return
         with self._in_use("close()"):
             handle, self._handle = self._handle, None
             native.dspine_close(handle)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called, or the process was forked from the one that opened it."""
+        return self._handle is None or self._pid != os.getpid()
 
     @property
     def info(self) -> PairInfo:
@@ -244,6 +342,14 @@ class Pair:
         call = f"truncate(seq={seq}, pos={pos})"
         with self._in_use(call) as handle:
             _check(native.dspine_truncate(handle, _int32(seq, "seq"), _int32(pos, "pos")), call)
+
+    def draft_truncate(self, seq: int, pos: int) -> None:
+        """Forget everything of a sequence at and after a position, in the drafter alone."""
+        call = f"draft_truncate(seq={seq}, pos={pos})"
+        with self._in_use(call) as handle:
+            _check(
+                native.dspine_draft_truncate(handle, _int32(seq, "seq"), _int32(pos, "pos")), call
+            )
 
     def target_decode(self, seq: int, tokens: IdsLike, pos0: int) -> None:
         """Evaluate `tokens` [n] on the target from position `pos0`; feeds the drafter as well."""
@@ -391,7 +497,8 @@ class Pair:
         ids = _ids(prompt, "prompt")
         call = f"generate(prompt of {len(ids)} tokens, n_predict={n_predict})"
         limit = _int32(n_predict, "n_predict")
-        out, n_out, raw = np.zeros(max(limit, 1), np.int32), c_int32(), native.RawStats()
+        room = max(min(limit, self._info.n_ctx), 1)  # the context ends every generation
+        out, n_out, raw = np.zeros(room, np.int32), c_int32(), native.RawStats()
         listener = _Listener(on_round)
         with self._in_use(call) as handle:
             self._rows = self._blocks = 0  # the loop overwrites both
@@ -412,6 +519,168 @@ class Pair:
             _check(status, call)
         return Generation(out[: n_out.value].copy(), listener.rounds, _stats(raw))
 
+    def sampling_default(self) -> native.Sampling:
+        """llama.cpp's sampler settings, or those that the target's file recommends."""
+        sampling = native.Sampling()
+        with self._in_use("sampling_default()") as handle:
+            _check(native.dspine_sampling_default(handle, byref(sampling)), "sampling_default()")
+        return sampling
+
+    def begin(
+        self,
+        prompt: IdsLike,
+        n_predict: int = -1,
+        *,
+        sampling: native.Sampling | None = None,
+        reuse_prompt: bool = True,
+    ) -> None:
+        """Begin a generation on sequence 0 that `step` continues; replaces one in progress.
+
+        Args:
+            prompt: ids [n >= 1], fewer than the context has.
+            n_predict: at most so many ids; negative for as many as the context takes.
+            sampling: changed values of `sampling_default`; None is greedy.
+            reuse_prompt: keep what the caches share with the prompt, where they can be cut.
+        """
+        ids = _ids(prompt, "prompt")
+        call = f"begin(prompt of {len(ids)} tokens, n_predict={n_predict})"
+        with self._in_use(call) as handle:
+            self._rows = self._blocks = 0
+            _check(
+                native.dspine_begin(
+                    handle,
+                    _int32_p(ids),
+                    len(ids),
+                    _int32(n_predict, "n_predict"),
+                    REUSE_PROMPT if reuse_prompt else 0,
+                    None if sampling is None else byref(sampling),
+                ),
+                call,
+            )
+
+    def step(self, n_draft: int = -1) -> Step:
+        """Evaluate the next part of the prompt, or one round.
+
+        Args:
+            n_draft: draft at most so many tokens; negative is the pair's depth, 0 drafts nothing.
+
+        Raises DecodeError where llama.cpp fails; the caches are empty then.
+        """
+        return _step(self.step_raw(n_draft))
+
+    def step_raw(self, n_draft: int = -1) -> native.RawRound:
+        """`step` for the engine's inner loop, which reads a part of it.
+
+        Returns the pair's one structure: valid until its next call, in whatever thread.
+        """
+        handle = self._acquire("step()")
+        try:
+            status = native.dspine_step(handle, _int32(n_draft, "n_draft"), self._raw_p)
+            if status != OK:
+                _check(status, f"step(n_draft={n_draft})")
+        finally:
+            self._lock.release()
+        return self._raw
+
+    def stats(self) -> Stats:
+        """Counts of the generation in progress, or of the last one."""
+        raw = native.RawStats()
+        with self._in_use("stats()") as handle:
+            _check(native.dspine_get_stats(handle, byref(raw)), "stats()")
+        return _stats(raw)
+
+    def end(self) -> None:
+        """End the generation in progress, if any; the caches stay for the next prompt."""
+        with self._in_use("end()") as handle:
+            _check(native.dspine_end(handle), "end()")
+
+    def tokenize(
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Ids of a text.
+
+        Args:
+            add_special: add what the target's vocabulary puts around a text.
+            parse_special: read the texts of control tokens as those tokens.
+        """
+        data = _utf8(text, "text")
+        with self._in_use("tokenize()") as handle:
+            ids = _filled(
+                c_int32,
+                lambda out, room, n: native.dspine_tokenize(
+                    handle, data, len(data), add_special, parse_special, out, room, n
+                ),
+                "tokenize()",
+            )
+        return list(ids)
+
+    def token_to_piece(self, token: int, *, special: bool = False) -> bytes:
+        """Text of one id, which may be a part of a character.
+
+        Args:
+            special: give control tokens their text; else they have none.
+        """
+        with self._in_use(f"token_to_piece({token})") as handle:
+            return _filled_bytes(
+                lambda out, room, n: native.dspine_token_to_piece(
+                    handle, _int32(token, "token"), special, out, room, n
+                ),
+                f"token_to_piece({token})",
+            )
+
+    def detokenize(self, tokens: IdsLike, *, special: bool = False) -> bytes:
+        """Text of ids [n]; see `token_to_piece`."""
+        ids = _ids(tokens, "tokens")
+        call = f"detokenize({len(ids)} tokens)"
+        with self._in_use(call) as handle:
+            return _filled_bytes(
+                lambda out, room, n: native.dspine_detokenize(
+                    handle, _int32_p(ids), len(ids), special, out, room, n
+                ),
+                call,
+            )
+
+    def token_is_eog(self, token: int) -> bool:
+        """Whether an id ends a generation."""
+        ends = ctypes.c_bool()
+        call = f"token_is_eog({token})"
+        with self._in_use(call) as handle:
+            _check(native.dspine_token_is_eog(handle, _int32(token, "token"), byref(ends)), call)
+        return ends.value
+
+    def apply_template(
+        self, messages: str, *, add_generation_prompt: bool = True, thinking: bool | None = None
+    ) -> str:
+        """The target's own chat template for messages, JSON in and out.
+
+        Args:
+            messages: an array as in OpenAI's chat API.
+            add_generation_prompt: end with the beginning of an answer.
+            thinking: let the target think first, or not; None as llama-server does by default.
+
+        Returns an object: "prompt", "stops" (texts that end the answer), "preserved" (control
+        tokens that belong to the answer).
+        """
+        data = _utf8(messages, "messages")
+        switch = -1 if thinking is None else int(thinking)
+        with self._in_use("apply_template()") as handle:
+            return _filled_bytes(
+                lambda out, room, n: native.dspine_apply_template(
+                    handle, data, len(data), add_generation_prompt, switch, out, room, n
+                ),
+                "apply_template()",
+            ).decode("utf-8", "replace")
+
+    def meta(self, key: str, *, of_drafter: bool = False) -> str:
+        """A metadata value of the target's or the drafter's file, as text."""
+        with self._in_use(f"meta({key!r})") as handle:
+            return _filled_bytes(
+                lambda out, room, n: native.dspine_model_meta(
+                    handle, of_drafter, _utf8(key, "key"), out, room, n
+                ),
+                f"meta({key!r})",
+            ).decode("utf-8", "replace")
+
     def _read_info(self) -> PairInfo:
         info = native.Info()
         _check(native.dspine_get_info(self._handle, byref(info)), "info")
@@ -419,17 +688,29 @@ class Pair:
 
     @contextmanager
     def _in_use(self, call: str) -> Iterator[c_void_p]:
+        handle = self._acquire(call)
+        try:
+            yield handle
+        finally:
+            self._lock.release()
+
+    def _acquire(self, call: str) -> c_void_p:
+        """The handle, with the lock held."""
+        if self._pid != os.getpid():
+            raise InvalidError(
+                f"{call}: opened in process {self._pid} and used in {os.getpid()}, which was "
+                f"forked from it; {SPAWN}"
+            )
         if not self._lock.acquire(blocking=False):
             raise InvalidError(
                 f"{call}: the pair is in use; it serves one thread at a time and no call from "
                 "its own callback"
             )
-        try:
-            if self._handle is None:
-                raise InvalidError(f"{call}: the pair is closed")
-            yield self._handle
-        finally:
+        handle = self._handle
+        if handle is None:
             self._lock.release()
+            raise InvalidError(f"{call}: the pair is closed")
+        return handle
 
 
 class _Listener:
@@ -444,19 +725,29 @@ class _Listener:
 
     def _receive(self, user: object, round_p: Any) -> bool:
         try:
-            raw = round_p.contents
-            seen = Round(
-                anchor_position=raw.anchor_pos,
-                anchor=raw.anchor,
-                drafted=tuple(raw.drafted[: raw.n_drafted]),
-                accepted=raw.n_accepted,
-                emitted=tuple(raw.emitted[: raw.n_emitted]),
-            )
+            seen = to_round(round_p.contents)
             self.rounds.append(seen)
             return self._on_round is None or self._on_round(seen) is not False
         except BaseException as error:
             self.error = error
             return False
+
+
+_opened_in: list[int] = []  # the process that first opened a pair
+
+
+def _refuse_after_fork() -> None:
+    """Raise InvalidError in a fork of a process that has opened pairs.
+
+    The runtime of the parent's threads is copied as if they were there, and waits for them.
+    """
+    if not _opened_in:
+        _opened_in.append(os.getpid())
+    if _opened_in[0] != os.getpid():
+        raise InvalidError(
+            f"process {os.getpid()} was forked from {_opened_in[0]}, which has used the native "
+            f"library; its threads are not here: {SPAWN}"
+        )
 
 
 def _check(status: int, call: str) -> None:
@@ -465,7 +756,56 @@ def _check(status: int, call: str) -> None:
         raise error_of(status, text, call)
 
 
+def to_round(raw: native.RawRound) -> Round:
+    """A copy of what the library says of a round."""
+    return Round(
+        anchor_position=raw.anchor_pos,
+        anchor=raw.anchor,
+        drafted=tuple(raw.drafted[: raw.n_drafted]),
+        accepted=raw.n_accepted,
+        emitted=tuple(raw.emitted[: raw.n_emitted]),
+    )
+
+
+def _step(raw: native.RawRound) -> Step:
+    found = to_round(raw)
+    return Step(
+        emitted=found.emitted,
+        round=found if found.anchor_position >= 0 else None,
+        n_prompt=raw.n_prompt,
+        stop=STOPS[raw.stop],
+        draft_ms=raw.draft_us / 1000,
+        verify_ms=raw.verify_us / 1000,
+    )
+
+
+def _filled(kind: Any, call: Callable[[Any, int, Any], int], name: str) -> Any:
+    """Ask how many elements there are, then fetch them: a ctypes array of `kind`."""
+    count = c_int32()
+    _check(call(None, 0, byref(count)), name)
+    out = (kind * max(count.value, 1))()
+    _check(call(out, count.value, byref(count)), name)
+    return out[: count.value]
+
+
+def _filled_bytes(call: Callable[[Any, int, Any], int], name: str) -> bytes:
+    data: bytes = _filled(ctypes.c_char, call, name)
+    return data
+
+
+def _utf8(text: str | bytes, name: str) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise InvalidError(f"{name} is {type(text).__name__}, expected a string")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"{name} is no Unicode text: {error.reason}") from None
+
+
 def _stats(raw: native.RawStats) -> Stats:
+    drafted_at = tuple(n for n in raw.drafted_at if n)  # no position before an undrafted one
     return Stats(
         rounds=raw.rounds,
         drafted=raw.drafted,
@@ -473,6 +813,10 @@ def _stats(raw: native.RawStats) -> Stats:
         prompt_ms=raw.prompt_us / 1000,
         draft_ms=raw.draft_us / 1000,
         verify_ms=raw.verify_us / 1000,
+        prompt_tokens=raw.prompt_tokens,
+        prompt_reused=raw.prompt_reused,
+        drafted_at=drafted_at,
+        accepted_at=tuple(raw.accepted_at[: len(drafted_at)]),
     )
 
 

@@ -1,22 +1,13 @@
-#include "dspine.h"
+#include "pair.h"
 
-#include "common.h"
 #include "dspine-common.h"
 #include "dspine-pair.h"
+#include "generate.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 #include "log.h"
-#include "sampling.h"
-#include "speculative.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace {
 
@@ -36,86 +27,48 @@ std::string logged_reason() {
     return text.empty() ? "" : ": " + text;
 }
 
-struct failure : std::runtime_error {
-    failure(dspine_status status, const std::string & what) : std::runtime_error(what), status(status) {}
-    dspine_status status;
-};
-
-void require(bool ok, const std::string & what, dspine_status status = DSPINE_ERR_INVALID) {
-    if (!ok) {
-        throw failure(status, what);
-    }
-}
-
-// what every exported function runs in: exceptions end here
-template <typename Body>
-dspine_status guarded(const Body & body) {
-    try {
-        last_error.clear();
-        body();
-        return DSPINE_OK;
-    } catch (const failure & e) {
-        last_error = e.what();
-        return e.status;
-    } catch (const std::exception & e) {
-        last_error = std::string("unexpected: ") + e.what();
-        return DSPINE_ERR_BUG;
-    } catch (...) {
-        last_error = "unexpected: an exception of unknown type";
-        return DSPINE_ERR_BUG;
-    }
-}
-
-struct speculative_deleter {
-    void operator()(common_speculative * s) const { common_speculative_free(s); }
-};
-
 } // namespace
 
-struct dspine_pair {
-    common_params params;
+void set_last_error(const std::string & text) { last_error = text; }
 
-    // released bottom-up: the draft context before the target's, contexts before models
-    common_init_result_ptr                                   target;
-    common_speculative_init_result_ptr                       drafter;
-    std::unique_ptr<common_speculative, speculative_deleter> speculative;
+dspine_pair::dspine_pair() = default;
 
-    common_batch batch;        // of the last dspine_target_decode
-    common_batch batch_feed;
-    std::vector<llama_tokens> drafts; // of the last draft, per block
-    std::map<std::string, std::vector<float>> captured;
-    std::vector<int32_t> taps; // layers of the target whose inputs are read
-    int32_t block_size = 0;
-    int32_t top_k      = 0;
-
-    llama_context * ctx_tgt() const { return target->context(); }
-    llama_context * ctx_dft() const { return drafter ? drafter->context() : nullptr; }
-
-    int32_t n_embd()  const { return llama_model_n_embd(llama_get_model(ctx_tgt())); }
-    int32_t n_vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx_tgt()))); }
-    int32_t n_draft() const { return params.speculative.draft.n_max; }
-    int64_t n_taps()  const { return (int64_t) taps.size(); }
-
-    // results of the last decode and draft, whose buffers the next call overwrites
-    void forget_results() {
-        batch.clear();
-        drafts.clear();
-        captured.clear();
+dspine_pair::~dspine_pair() {
+    speculative.reset();
+    if (borrowed) {
+        for (const int32_t layer : taps) {
+            llama_set_embeddings_layer_inp(borrowed, (uint32_t) layer, false);
+        }
     }
+}
 
-    void need_room(int32_t pos0, int32_t n) const {
-        const int64_t n_ctx = llama_n_ctx_seq(ctx_tgt());
-        require(pos0 >= 0 && (int64_t) pos0 + n <= n_ctx, "positions " + std::to_string(pos0) + " to " +
-                std::to_string((int64_t) pos0 + n - 1) + " lie outside a context of " + std::to_string(n_ctx));
+void dspine_pair::forget_results() {
+    batch.clear();
+    drafts.clear();
+    captured.clear();
+}
+
+void dspine_pair::forget_generation(int32_t seq) {
+    if (seq == 0) {
+        running.reset();
+        cached.clear();
     }
-    void need_drafter() const { require(ctx_dft(), "this pair was opened without a drafter"); }
-    void need_seq(int32_t seq) const {
-        require(seq >= 0 && seq < params.n_parallel, "sequence " + std::to_string(seq) + " is outside 0.." + std::to_string(params.n_parallel - 1));
-    }
-    void need_token(int32_t id) const {
-        require(id >= 0 && id < n_vocab(), "token " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(n_vocab()));
-    }
-};
+}
+
+void dspine_pair::need_room(int32_t pos0, int32_t n) const {
+    const int64_t n_ctx = llama_n_ctx_seq(ctx_tgt());
+    require(pos0 >= 0 && (int64_t) pos0 + n <= n_ctx, "positions " + std::to_string(pos0) + " to " +
+            std::to_string((int64_t) pos0 + n - 1) + " lie outside a context of " + std::to_string(n_ctx));
+}
+
+void dspine_pair::need_seq(int32_t seq) const {
+    require(seq >= 0 && seq < params.n_parallel, "sequence " + std::to_string(seq) + " is outside 0.." +
+            std::to_string(params.n_parallel - 1));
+}
+
+void dspine_pair::need_token(int32_t id) const {
+    require(id >= 0 && id < n_vocab(), "token " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(n_vocab()));
+}
 
 namespace {
 
@@ -142,7 +95,7 @@ bool capture_tensor(ggml_tensor * t, bool ask, void * user) {
     return true;
 }
 
-void set_params(dspine_pair & pair, const char * target, const char * draft, const dspine_params & p) {
+void check_params(const dspine_params & p) {
     require(p.size == sizeof(dspine_params), "dspine_params has " + std::to_string(p.size) + " bytes, this library expects " +
             std::to_string(sizeof(dspine_params)));
     require(p.n_seq >= 1 && p.n_batch >= 1 && p.n_ubatch >= 1, "n_seq, n_batch and n_ubatch must be at least 1");
@@ -155,26 +108,9 @@ void set_params(dspine_pair & pair, const char * target, const char * draft, con
         // types that were removed keep their number and have no block size
         require(type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0, "cache type " + std::to_string(type) + " is no ggml_type");
     }
-    common_params & c = pair.params;
-    c.model.path      = target;
-    c.n_ctx           = p.n_ctx;
-    c.n_batch         = p.n_batch;
-    c.n_ubatch        = std::min(p.n_ubatch, p.n_batch);
-    c.n_parallel      = p.n_seq;
-    c.n_gpu_layers    = p.n_gpu_layers;
-    c.cache_type_k    = (ggml_type) p.type_k;
-    c.cache_type_v    = (ggml_type) p.type_v;
-    c.flash_attn_type = (llama_flash_attn_type) p.flash_attn;
-    c.fit_params      = false;
-    c.warmup          = false;
-    c.cpuparams.n_threads = p.n_threads > 0 ? p.n_threads : -1;
-    postprocess_cpu_params(c.cpuparams, nullptr);
-    postprocess_cpu_params(c.cpuparams_batch, &c.cpuparams);
-    c.sampling.temp   = 0.0f;
+}
 
-    if (!draft) {
-        return;
-    }
+void set_drafter_params(common_params & c, const char * draft, const dspine_params & p) {
     auto & d       = c.speculative.draft;
     d.mparams.path = draft;
     d.n_gpu_layers = p.n_gpu_layers_draft;
@@ -192,16 +128,46 @@ void set_params(dspine_pair & pair, const char * target, const char * draft, con
     require(d.is_dspine, std::string(draft) + ": no DSpine drafter (convert one with dspine-convert)", DSPINE_ERR_LOAD);
 }
 
-void open_target(dspine_pair & pair) {
-    // the taps and the logits of every row of a batch are read
-    pair.params.n_outputs_max = pair.params.n_batch;
-    pair.params.n_outputs_max_per_seq = pair.params.n_batch;
+void set_threads(common_params & c, int32_t n_threads) {
+    c.cpuparams.n_threads = n_threads > 0 ? n_threads : -1;
+    postprocess_cpu_params(c.cpuparams, nullptr);
+    postprocess_cpu_params(c.cpuparams_batch, &c.cpuparams);
+}
+
+void set_params(dspine_pair & pair, const char * target, const char * draft, const dspine_params & p) {
+    check_params(p);
+    common_params & c = pair.params;
+    c.model.path      = target;
+    c.n_ctx           = p.n_ctx;
+    c.n_batch         = p.n_batch;
+    c.n_ubatch        = std::min(p.n_ubatch, p.n_batch);
+    c.n_parallel      = p.n_seq;
+    c.n_gpu_layers    = p.n_gpu_layers;
+    c.cache_type_k    = (ggml_type) p.type_k;
+    c.cache_type_v    = (ggml_type) p.type_v;
+    c.flash_attn_type = (llama_flash_attn_type) p.flash_attn;
+    c.fit_params      = false;
+    c.warmup          = false;
+    set_threads(c, p.n_threads);
+    if (draft) {
+        set_drafter_params(c, draft, p);
+    }
+}
+
+void open_target(dspine_pair & pair, bool logits_all) {
+    // the taps of every row of a batch are read, and the logits of those rows that may be sampled
+    const auto limits = common_speculative_get_output_limits(pair.params.n_batch, pair.params.n_parallel, common_speculative_n_max(&pair.params.speculative));
+    pair.params.n_outputs_max         = logits_all ? pair.params.n_batch : limits.total;
+    pair.params.n_outputs_max_per_seq = logits_all ? pair.params.n_batch : limits.per_seq;
     first_log_error.clear();
     pair.target = common_init_from_params(pair.params);
     const std::string & path = pair.params.model.path;
     require(pair.target->model(), path + ": the target cannot be loaded" + logged_reason(), DSPINE_ERR_LOAD);
+    require(pair.target->model()->arch_name() != "dflash", path + ": this is a drafter, which generates nothing alone: open its "
+            "target, with this file as the drafter", DSPINE_ERR_LOAD);
     require(pair.target->context(), path + ": no context can be made for the target" + logged_reason(), DSPINE_ERR_LOAD);
     pair.params.n_batch = (int32_t) llama_n_batch(pair.ctx_tgt()); // never more than the context
+    pair.n_rows_max = std::min(pair.params.n_batch, pair.params.n_outputs_max);
 }
 
 void open_drafter(dspine_pair & pair, bool capture) {
@@ -213,7 +179,7 @@ void open_drafter(dspine_pair & pair, bool capture) {
     }
     first_log_error.clear();
     dspine_take_misfit();
-    pair.drafter = common_speculative_init_from_params(for_draft, pair.target->model(), pair.ctx_tgt());
+    pair.drafter = common_speculative_init_from_params(for_draft, const_cast<llama_model *>(pair.model_tgt()), pair.ctx_tgt());
 
     const std::string path = draft.mparams.path;
     const llama_model * model = pair.drafter->model();
@@ -234,164 +200,74 @@ void open_drafter(dspine_pair & pair, bool capture) {
     pair.batch_feed = common_batch(pair.ctx_dft());
 }
 
+// The drafter of an attached pair works beside a context that was made without it.
+void set_attached_params(dspine_pair & pair, const char * draft, const dspine_params & p) {
+    check_params(p);
+    common_params & c = pair.params;
+    c.n_ctx      = (int32_t) llama_n_ctx(pair.borrowed);
+    c.n_batch    = (int32_t) llama_n_batch(pair.borrowed);
+    c.n_ubatch   = (int32_t) llama_n_ubatch(pair.borrowed);
+    c.n_parallel = 1;
+    c.flash_attn_type = (llama_flash_attn_type) p.flash_attn;
+    c.fit_params = false;
+    c.warmup     = false;
+    set_threads(c, p.n_threads > 0 ? p.n_threads : llama_n_threads(pair.borrowed));
+    set_drafter_params(c, draft, p);
+    const int32_t rows = pair.n_draft() + 1;
+    require(rows <= (int32_t) llama_n_batch(pair.borrowed), "the context takes " + std::to_string(llama_n_batch(pair.borrowed)) +
+            " tokens at once, a verification has " + std::to_string(rows) + " rows; raise its n_batch or lower n_draft");
+    c.n_batch = (int32_t) llama_n_batch(pair.borrowed); // resolving may have raised it
+    pair.n_rows_max = c.n_batch;
+}
+
+void need_rollback(llama_context * ctx) {
+    const llama_model * model = llama_get_model(ctx);
+    require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model),
+            "the target is recurrent or hybrid: its context cannot drop rejected tokens unless it is made for drafting "
+            "(use dspine.Engine or llama-server)", DSPINE_ERR_LOAD);
+}
+
+} // namespace
+
 void decode_target(dspine_pair & pair) {
     const int32_t rc = llama_process(pair.ctx_tgt(), LLAMA_PROCESS_TYPE_DECODE, pair.batch.get());
     require(rc == 0, rc == 1 ? "the context is full" : "the target could not evaluate the batch (" + std::to_string(rc) + ")", DSPINE_ERR_DECODE);
     require(common_speculative_process(pair.speculative.get(), pair.batch), "the drafter could not take the features", DSPINE_ERR_DECODE);
 }
 
+bool cut(llama_context * ctx, int32_t seq, int32_t pos) {
+    return !ctx || llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1);
+}
+
 void truncate(dspine_pair & pair, int32_t seq, int32_t pos) {
     for (llama_context * ctx : { pair.ctx_tgt(), pair.ctx_dft() }) {
-        if (ctx) {
-            require(llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1), "the cache cannot be cut at position " + std::to_string(pos));
-        }
+        require(cut(ctx, seq, pos), "the cache cannot be cut at position " + std::to_string(pos));
     }
 }
 
-struct request {
-    int32_t seq;
-    int32_t anchor;
-    int32_t pos;
-    int32_t n_max; // 0: the depth in use
-};
-
-// one call of the loop's own draft step for the given sequences; fills pair.drafts
-void draft_blocks(dspine_pair & pair, const std::vector<request> & requests, const llama_tokens & prompt) {
+void draft_blocks(dspine_pair & pair, const std::vector<draft_request> & requests, const llama_tokens & prompt) {
     pair.drafts.assign(requests.size(), {});
     for (size_t i = 0; i < requests.size(); ++i) {
-        const request & r = requests[i];
+        const draft_request & r = requests[i];
         common_speculative_get_draft_params(pair.speculative.get(), r.seq) = {
             /*.drafting =*/ true, /*.n_max =*/ r.n_max, /*.pos0 =*/ r.pos, /*.id_last =*/ r.anchor,
             /*.prompt =*/ &prompt, /*.result =*/ &pair.drafts[i],
         };
     }
     common_speculative_draft(pair.speculative.get());
-    for (const request & r : requests) {
+    for (const draft_request & r : requests) {
         llama_memory_seq_rm(llama_get_memory(pair.ctx_dft()), r.seq, r.pos, -1); // block rows never stay
     }
 }
 
-// The greedy loop over one sequence; mirrors the steps of llama-server's slots.
-class generation {
-public:
-    generation(dspine_pair & pair, const llama_tokens & prompt, int32_t n_predict, bool ignore_eog)
-        : pair(pair), past(prompt), n_predict(n_predict), ignore_eog(ignore_eog),
-          sampler(common_sampler_init(llama_get_model(pair.ctx_tgt()), pair.params.sampling)) {}
-
-    ~generation() { common_sampler_free(sampler); }
-
-    generation(const generation &) = delete;
-    generation & operator=(const generation &) = delete;
-
-    void run(dspine_round_fn on_round, void * user) {
-        prefill();
-        while (!done && step(on_round, user)) {
-        }
-    }
-
-    llama_tokens out;
-    dspine_stats stats = {};
-
-private:
-    // evaluates the whole prompt; the answer's first token comes from its last row and is the first anchor
-    void prefill() {
-        const int64_t begin = ggml_time_us();
-        truncate(pair, 0, 0);
-        for (size_t from = 0; from < past.size(); from += pair.params.n_batch) {
-            const size_t to = std::min(past.size(), from + pair.params.n_batch);
-            pair.batch.clear();
-            for (size_t i = from; i < to; ++i) {
-                pair.batch.add(past[i], (llama_pos) i, 0, i + 1 == past.size());
-            }
-            decode_target(pair);
-        }
-        if (pair.speculative) {
-            common_speculative_begin(pair.speculative.get(), 0, past);
-        }
-        const std::vector<int> last_row = { pair.batch.size() - 1 };
-        emit(common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), last_row, llama_tokens{}));
-        stats.prompt_us = ggml_time_us() - begin;
-    }
-
-    bool step(dspine_round_fn on_round, void * user) {
-        const int32_t pos  = (int32_t) past.size();
-        // a draft longer than what may still be emitted would only be thrown away
-        const int32_t room = std::min(n_predict - (int32_t) out.size(), (int32_t) llama_n_ctx_seq(pair.ctx_tgt()) - pos) - 1;
-        if (room < 0) {
-            return false; // the context is full: what there is, is the answer
-        }
-
-        const int64_t t_draft = ggml_time_us();
-        llama_tokens drafted;
-        if (pair.speculative && room > 0) {
-            draft_blocks(pair, { { 0, anchor, pos, room } }, past);
-            drafted = pair.drafts[0];
-        }
-        const int64_t t_verify = ggml_time_us();
-        const llama_tokens ids = verify(pos, drafted);
-        const int64_t t_end = ggml_time_us();
-
-        const int32_t n_accepted = (int32_t) ids.size() - 1;
-        stats.rounds   += 1;
-        stats.drafted  += (int64_t) drafted.size();
-        stats.accepted += n_accepted;
-        stats.draft_us += t_verify - t_draft;
-        stats.verify_us += t_end - t_verify;
-
-        const dspine_round round = { pos, anchor, drafted.data(), (int32_t) drafted.size(), n_accepted, ids.data(), (int32_t) ids.size() };
-        past.push_back(anchor);
-        past.insert(past.end(), ids.begin(), ids.end() - 1);
-        truncate(pair, 0, (int32_t) past.size());
-        const bool go_on = !on_round || on_round(user, &round);
-        emit(ids);
-        return go_on;
-    }
-
-    llama_tokens verify(int32_t pos, const llama_tokens & drafted) {
-        pair.batch.clear();
-        pair.batch.add(anchor, pos, 0, true);
-        std::vector<int> rows = { 0 };
-        for (size_t i = 0; i < drafted.size(); ++i) {
-            rows.push_back((int) i + 1);
-            pair.batch.add(drafted[i], pos + 1 + (int32_t) i, 0, true);
-        }
-        decode_target(pair);
-        llama_tokens ids = common_sampler_sample_and_accept_n(sampler, pair.ctx_tgt(), rows, drafted);
-        if (pair.speculative) {
-            common_speculative_accept(pair.speculative.get(), 0, (uint16_t) (ids.size() - 1));
-        }
-        return ids;
-    }
-
-    void emit(const llama_tokens & ids) {
-        const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(pair.ctx_tgt()));
-        for (const llama_token id : ids) {
-            out.push_back(id);
-            anchor = id;
-            if ((int32_t) out.size() >= n_predict || (!ignore_eog && llama_vocab_is_eog(vocab, id))) {
-                done = true;
-                return;
-            }
-        }
-    }
-
-    dspine_pair & pair;
-    llama_tokens  past; // every token in the target's cache
-    const int32_t n_predict;
-    const bool    ignore_eog;
-    common_sampler * sampler;
-    llama_token   anchor = LLAMA_TOKEN_NULL;
-    bool          done   = false;
-};
-
-} // namespace
-
 int32_t dspine_abi_version(void) { return DSPINE_ABI_VERSION; }
 
-uint32_t dspine_params_size(void) { return sizeof(dspine_params); }
-uint32_t dspine_info_size(void)   { return sizeof(dspine_info); }
-uint32_t dspine_stats_size(void)  { return sizeof(dspine_stats); }
-uint32_t dspine_round_size(void)  { return sizeof(dspine_round); }
+uint32_t dspine_params_size(void)   { return sizeof(dspine_params); }
+uint32_t dspine_sampling_size(void) { return sizeof(dspine_sampling); }
+uint32_t dspine_info_size(void)     { return sizeof(dspine_info); }
+uint32_t dspine_stats_size(void)    { return sizeof(dspine_stats); }
+uint32_t dspine_round_size(void)    { return sizeof(dspine_round); }
+uint32_t dspine_device_size(void)   { return sizeof(dspine_device); }
 
 const char * dspine_last_error(void) { return last_error.c_str(); }
 
@@ -416,6 +292,11 @@ void dspine_set_log_level(int32_t level) {
     llama_log_set(on_log, nullptr);
 }
 
+void init_backends() {
+    static const bool once = [] { dspine_set_log_level(log_level); llama_backend_init(); return true; }();
+    (void) once;
+}
+
 void dspine_params_default(dspine_params * params) {
     const common_params c{};
     *params = {};
@@ -431,21 +312,36 @@ void dspine_params_default(dspine_params * params) {
     params->type_k_draft = GGML_TYPE_F16;
     params->type_v_draft = GGML_TYPE_F16;
     params->flash_attn   = LLAMA_FLASH_ATTN_TYPE_AUTO;
+    params->logits_all   = true;
 }
 
 dspine_status dspine_open(const char * target, const char * draft, const dspine_params * params, dspine_pair ** out) {
     return guarded([&] {
         require(target && params && out, "target, params and out must not be NULL");
         *out = nullptr;
-        static const bool once = [] { dspine_set_log_level(log_level); llama_backend_init(); return true; }();
-        (void) once;
+        init_backends();
         auto pair = std::make_unique<dspine_pair>();
         set_params(*pair, target, draft, *params);
-        open_target(*pair);
+        open_target(*pair, params->logits_all);
         pair->batch = common_batch(pair->ctx_tgt());
         if (draft) {
             open_drafter(*pair, params->capture);
         }
+        *out = pair.release();
+    });
+}
+
+dspine_status dspine_attach(void * target, const char * draft, const dspine_params * params, dspine_pair ** out) {
+    return guarded([&] {
+        require(target && draft && params && out, "target, draft, params and out must not be NULL");
+        *out = nullptr;
+        init_backends();
+        auto pair = std::make_unique<dspine_pair>();
+        pair->borrowed = static_cast<llama_context *>(target);
+        need_rollback(pair->borrowed);
+        set_attached_params(*pair, draft, *params);
+        pair->batch = common_batch(pair->ctx_tgt());
+        open_drafter(*pair, params->capture);
         *out = pair.release();
     });
 }
@@ -475,7 +371,19 @@ dspine_status dspine_truncate(dspine_pair * pair, int32_t seq, int32_t pos) {
         require(pair, "pair must not be NULL");
         pair->need_seq(seq);
         require(pos >= 0, "position " + std::to_string(pos) + " is negative");
+        pair->forget_generation(seq);
         truncate(*pair, seq, pos);
+    });
+}
+
+dspine_status dspine_draft_truncate(dspine_pair * pair, int32_t seq, int32_t pos) {
+    return guarded([&] {
+        require(pair, "pair must not be NULL");
+        pair->need_drafter();
+        pair->need_seq(seq);
+        require(pos >= 0, "position " + std::to_string(pos) + " is negative");
+        pair->forget_generation(seq);
+        require(cut(pair->ctx_dft(), seq, pos), "the cache cannot be cut at position " + std::to_string(pos));
     });
 }
 
@@ -483,11 +391,12 @@ dspine_status dspine_target_decode(dspine_pair * pair, int32_t seq, const int32_
     return guarded([&] {
         require(pair && tokens, "pair and tokens must not be NULL");
         pair->need_seq(seq);
-        require(n >= 1 && n <= pair->params.n_batch, std::to_string(n) + " tokens, the batch takes 1 to " + std::to_string(pair->params.n_batch));
+        require(n >= 1 && n <= pair->n_rows_max, std::to_string(n) + " tokens, the batch takes 1 to " + std::to_string(pair->n_rows_max));
         pair->need_room(pos0, n);
         std::for_each(tokens, tokens + n, [&](int32_t id) { pair->need_token(id); });
 
         pair->forget_results();
+        pair->forget_generation(seq);
         for (int32_t i = 0; i < n; ++i) {
             pair->batch.add(tokens[i], pos0 + i, seq, true);
         }
@@ -557,6 +466,7 @@ dspine_status dspine_draft_feed(dspine_pair * pair, int32_t seq, const float * f
         pair->need_seq(seq);
         require(n >= 1, "n must be at least 1");
         pair->need_room(pos0, n);
+        pair->forget_generation(seq);
         const size_t  width    = (size_t) (pair->n_taps() * pair->n_embd());
         const int32_t n_ubatch = (int32_t) llama_n_ubatch(pair->ctx_dft());
         for (int32_t from = 0; from < n; from += n_ubatch) {
@@ -577,7 +487,7 @@ dspine_status dspine_draft_many(dspine_pair * pair, const int32_t * seqs, const 
     return guarded([&] {
         require(pair && seqs && anchors && positions && out && n_out, "no argument may be NULL");
         pair->need_drafter();
-        std::vector<request> requests;
+        std::vector<draft_request> requests;
         for (int32_t i = 0; i < n; ++i) {
             pair->need_seq(seqs[i]);
             pair->need_token(anchors[i]);
@@ -631,30 +541,5 @@ dspine_status dspine_draft_tensor(dspine_pair * pair, const char * name, int32_t
         require(count == (int64_t) it->second.size(), "room for " + std::to_string(count) + " values, '" + key + "' has " +
                 std::to_string(it->second.size()));
         std::copy(it->second.begin(), it->second.end(), out);
-    });
-}
-
-dspine_status dspine_generate(dspine_pair * pair, const int32_t * prompt, int32_t n_prompt, int32_t n_predict, bool ignore_eog,
-                              int32_t * out, int32_t * n_out, dspine_stats * stats, dspine_round_fn on_round, void * user) {
-    return guarded([&] {
-        require(pair && prompt && out && n_out, "pair, prompt, out and n_out must not be NULL");
-        *n_out = 0;
-        require(n_prompt >= 1, "the prompt is empty");
-        require(n_predict >= 1, "n_predict must be at least 1");
-        const int32_t n_ctx = (int32_t) llama_n_ctx_seq(pair->ctx_tgt());
-        require(n_prompt < n_ctx, "a prompt of " + std::to_string(n_prompt) + " tokens does not fit a context of " + std::to_string(n_ctx));
-        require(pair->params.n_batch > pair->n_draft() || !pair->speculative, "n_batch " + std::to_string(pair->params.n_batch) +
-                " cannot hold the " + std::to_string(pair->n_draft() + 1) + " rows of a verification");
-        for (int32_t i = 0; i < n_prompt; ++i) {
-            pair->need_token(prompt[i]);
-        }
-        generation run(*pair, llama_tokens(prompt, prompt + n_prompt), n_predict, ignore_eog);
-        run.run(on_round, user);
-        pair->forget_results();
-        std::copy(run.out.begin(), run.out.end(), out);
-        *n_out = (int32_t) run.out.size();
-        if (stats) {
-            *stats = run.stats;
-        }
     });
 }

@@ -45,7 +45,7 @@ def of(name: str) -> list[list[str]]:
 
 
 def test_every_command_is_known() -> None:
-    known = {"make", "source", "dspine-convert", "llama-server", "curl"}
+    known = {"make", "source", "dspine-convert", "dspine", "llama-server", "curl"}
     assert {Path(c[0]).name for c in commands()} <= known
 
 
@@ -65,6 +65,18 @@ def test_converter_flags_exist() -> None:
     ).stdout
     for command in of("dspine-convert"):
         assert all(re.search(rf"{re.escape(f)}\b", page) for f in flags(command)), command
+
+
+@pytest.mark.parametrize("command", of("dspine"), ids=" ".join)
+def test_dspine_flags_exist(command: list[str]) -> None:
+    page = subprocess.run(
+        [sys.executable, "-m", "dspine", command[1], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    ).stdout
+    assert all(re.search(rf"(?<![\w-]){re.escape(f)}\b", page) for f in flags(command))
 
 
 @pytest.mark.native

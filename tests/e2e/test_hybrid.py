@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dspine import Pair
-from dspine_bench.llama_server import ServerExitError
+from dspine import Pair, ServerExitError
 from support.golden import GOLDEN, load_rounds
 from support.server import exact, expected_counts
 from support.workshop import EXACT, Workshop

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from dspine import Server, ServerExitError
 from dspine_bench.golden_target import text_of, token_text, tokens_of
-from dspine_bench.llama_server import LlamaServer, ServerExitError
 from support.golden import GOLDEN, Recorded, load_rounds
 from support.server import (
     EXACT_TARGET,
@@ -46,20 +45,20 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(files: Files, logs: Path) -> LlamaServer:
+def plain(files: Files, logs: Path) -> Server:
     """The server without a drafter."""
     with exact(logs, (files[0], None)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def drafting(files: Files, logs: Path) -> LlamaServer:
+def drafting(files: Files, logs: Path) -> Server:
     """The server with the F32 drafter, one slot, everything by default."""
     with exact(logs, files, "--metrics") as running:
         yield running
 
 
-def _all(running: LlamaServer, recorded: Recorded) -> float:
+def _all(running: Server, recorded: Recorded) -> float:
     """Run every recorded prompt; the text must be the recorded one. Mean accepted length."""
     rounds = accepted = 0
     for run in recorded.runs:
@@ -76,12 +75,12 @@ def _expected_mean(recorded: Recorded) -> float:
     return (accepted + rounds) / rounds
 
 
-def test_without_a_drafter(plain: LlamaServer, recorded: Recorded) -> None:
+def test_without_a_drafter(plain: Server, recorded: Recorded) -> None:
     assert _all(plain, recorded) == 1.0
     assert "dspine" not in plain.log
 
 
-def test_recorded_rounds(drafting: LlamaServer, recorded: Recorded) -> None:
+def test_recorded_rounds(drafting: Server, recorded: Recorded) -> None:
     for run in recorded.runs:
         done = drafting.complete(run.prompt, N_PREDICT)
         assert done.tokens == run.plain
@@ -89,7 +88,7 @@ def test_recorded_rounds(drafting: LlamaServer, recorded: Recorded) -> None:
         assert counts == expected_counts(run, N_PREDICT, DEPTH)
 
 
-def test_defaults_are_logged(drafting: LlamaServer) -> None:
+def test_defaults_are_logged(drafting: Server) -> None:
     """No --spec-type, no depth, no slot count was given."""
     log = drafting.log
     assert "drafting 7 tokens a round (block size 8 - 1" in log
@@ -98,7 +97,7 @@ def test_defaults_are_logged(drafting: LlamaServer) -> None:
     assert "mean len" in log or drafting.complete([1, 2], 20)
 
 
-def test_text_prompts_and_chat(drafting: LlamaServer, recorded: Recorded) -> None:
+def test_text_prompts_and_chat(drafting: Server, recorded: Recorded) -> None:
     run = recorded.runs[1]
     text = drafting.complete(text_of(run.prompt), N_PREDICT).text
     assert tokens_of(text) == run.plain
@@ -112,43 +111,37 @@ def test_text_prompts_and_chat(drafting: LlamaServer, recorded: Recorded) -> Non
     assert answer["timings"]["draft_n_accepted"] > 0
 
 
-def test_metrics(drafting: LlamaServer, recorded: Recorded) -> None:
+def test_metrics(drafting: Server, recorded: Recorded) -> None:
     done = drafting.complete(recorded.runs[0].prompt, N_PREDICT)
     lines = [line.split() for line in drafting.get("/metrics").splitlines() if line[:1] != "#"]
     values = {name.partition(":")[2]: float(value) for name, value in lines}
     assert values["spec_decode_num_draft_tokens_total"] >= done.drafted > 0
 
 
-def test_streaming(drafting: LlamaServer, recorded: Recorded) -> None:
+def test_streaming(drafting: Server, recorded: Recorded) -> None:
     run = recorded.runs[2]
-    body = {"prompt": run.prompt, "n_predict": N_PREDICT, "temperature": 0, "stream": True}
-    tokens: list[int] = []
-    with drafting.stream("/completion", body | {"return_tokens": True}) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                tokens += json.loads(line[6:]).get("tokens", [])
-    assert tokens == run.plain
+    with drafting.stream(run.prompt, N_PREDICT) as answer:
+        pieces = list(answer)
+    assert len(pieces) > 1 and answer.result is not None
+    assert answer.result.tokens == run.plain == tokens_of("".join(pieces))
 
 
-def test_a_dropped_request_leaves_the_slot_usable(
-    drafting: LlamaServer, recorded: Recorded
-) -> None:
+def test_a_dropped_request_leaves_the_slot_usable(drafting: Server, recorded: Recorded) -> None:
     for run in recorded.runs:
-        body = {"prompt": run.prompt, "n_predict": 1500, "temperature": 0, "stream": True}
-        with drafting.stream("/completion", body) as answer:
-            next(answer.iter_lines())
+        with drafting.stream(run.prompt, 1500) as answer:
+            next(answer)
         assert drafting.complete(run.prompt, N_PREDICT).tokens == run.plain
 
 
 @pytest.mark.parametrize("n_predict", [1, 2, 3, 8, 9, 10, 33])
-def test_short_limits(n_predict: int, drafting: LlamaServer, recorded: Recorded) -> None:
+def test_short_limits(n_predict: int, drafting: Server, recorded: Recorded) -> None:
     for run in recorded.runs:
         done = drafting.complete(run.prompt, n_predict)
         assert done.tokens == run.plain[:n_predict]
         assert done.stop == "limit"
 
 
-def test_prompt_cache(drafting: LlamaServer, plain: LlamaServer, recorded: Recorded) -> None:
+def test_prompt_cache(drafting: Server, plain: Server, recorded: Recorded) -> None:
     """The same prompt again, a longer one, and one that shares a beginning."""
     run = recorded.runs[0]
     fresh = drafting.complete(run.prompt, N_PREDICT, cache_prompt=True)
@@ -169,7 +162,7 @@ def test_prompt_cache(drafting: LlamaServer, plain: LlamaServer, recorded: Recor
     assert forked.rounds == drafting.complete(branch, N_PREDICT).rounds
 
 
-def test_stop_words(drafting: LlamaServer, plain: LlamaServer, recorded: Recorded) -> None:
+def test_stop_words(drafting: Server, plain: Server, recorded: Recorded) -> None:
     """A stop word inside an accepted draft ends the text where plain decoding ends it."""
     for run in recorded.runs:
         for index in (1, 5, 20, 40):
@@ -180,7 +173,7 @@ def test_stop_words(drafting: LlamaServer, plain: LlamaServer, recorded: Recorde
             assert with_drafter.stop == without.stop == "word"
 
 
-def test_temperature(drafting: LlamaServer, plain: LlamaServer, recorded: Recorded) -> None:
+def test_temperature(drafting: Server, plain: Server, recorded: Recorded) -> None:
     """With a seed, the sampler draws the same numbers for the same tokens."""
     for seed in (1, 2, 3):
         settings = {"temperature": 1.0, "seed": seed}
@@ -232,7 +225,7 @@ def test_four_slots_at_once(
     ("batch", "ubatch"), [("8", "8"), ("16", "16"), ("32", "8"), ("32", "3"), ("512", "64")]
 )
 def test_batch_sizes(
-    batch: str, ubatch: str, files: Files, plain: LlamaServer, recorded: Recorded, logs: Path
+    batch: str, ubatch: str, files: Files, plain: Server, recorded: Recorded, logs: Path
 ) -> None:
     long = [token for run in recorded.runs for token in run.prompt] * 4
     with exact(logs, files, "-b", batch, "-ub", ubatch) as running:

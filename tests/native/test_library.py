@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +31,7 @@ C_TYPES = {
     "float": ctypes.c_float,
     "bool": ctypes.c_bool,
     "const int32_t *": native.int32_p,
+    "const char *": ctypes.c_char_p,
 }
 
 
@@ -51,13 +54,19 @@ def test_declared_functions_are_those_of_the_header() -> None:
 def test_structures_are_those_of_the_header(name: str) -> None:
     body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", _header(), re.DOTALL)
     assert body
-    fields = re.findall(r"^\s*(.+?)\s*\b(\w+);", body[1], re.MULTILINE)
-    expected = [(field, C_TYPES[" ".join(kind.split())]) for kind, field in fields]
+    fields = re.findall(r"^\s*(.+?)\s*\b(\w+)(\[\w+\])?;", body[1], re.MULTILINE)
+    scalars = [(field, C_TYPES[" ".join(kind.split())], size) for kind, field, size in fields]
+    expected = [
+        (field, kind * native.MAX_POSITIONS if size == "[DSPINE_MAX_POSITIONS]" else kind)
+        for field, kind, size in scalars
+    ]
     assert list(native.SIZES[name]._fields_) == expected
 
 
 def test_version_is_that_of_the_header() -> None:
-    assert f"#define DSPINE_ABI_VERSION {native.ABI_VERSION}\n" in HEADER.read_text()
+    header = HEADER.read_text()
+    assert f"#define DSPINE_ABI_VERSION {native.ABI_VERSION}\n" in header
+    assert f"#define DSPINE_MAX_POSITIONS {native.MAX_POSITIONS}\n" in header
 
 
 @pytest.mark.native
@@ -83,8 +92,34 @@ def test_a_matching_library_is_taken() -> None:
 
 
 def test_another_version_names_both() -> None:
-    with pytest.raises(dspine.AbiError, match="interface version 99, this package expects 1"):
+    with pytest.raises(dspine.AbiError, match="interface version 99, this package expects 2"):
         native.bind(_fake(99), Path("libdspine.so"))
+
+
+def test_the_version_is_compared_before_anything_else() -> None:
+    """An older library lacks functions as well; its version is what one has to know."""
+    with pytest.raises(dspine.AbiError, match="interface version 1, this package expects 2"):
+        native.bind(SimpleNamespace(dspine_abi_version=lambda: 1), Path("libdspine.so"))
+    with pytest.raises(dspine.AbiError, match="no library of dspine"):
+        native.bind(SimpleNamespace(), Path("libother.so"))
+
+
+def test_importing_loads_nothing(tmp_path: Path) -> None:
+    """What needs no library works without one; the first object that does names the reason."""
+    script = (
+        "import dspine\nfrom dspine import _library\n"
+        "assert _library.library.cache_info().currsize == 0\n"
+        "try:\n    dspine.Engine('target.gguf')\n"
+        "except dspine.LoadError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, native.LIB_DIR_ENV: str(tmp_path)},
+        check=True,
+    )
+    assert "no such file" in done.stdout and done.stderr == ""
 
 
 def test_another_size_names_both() -> None:
@@ -291,7 +326,21 @@ def test_null_pointers_are_refused() -> None:
     calls = (
         (native.dspine_open, (None, None, None, None)),
         (native.dspine_get_info, (None, None)),
+        (native.dspine_attach, (None, None, None, None)),
         (native.dspine_truncate, (None, 0, 0)),
+        (native.dspine_draft_truncate, (None, 0, 0)),
+        (native.dspine_sampling_default, (None, None)),
+        (native.dspine_begin, (None, None, 1, 1, 0, None)),
+        (native.dspine_step, (None, -1, None)),
+        (native.dspine_get_stats, (None, None)),
+        (native.dspine_end, (None,)),
+        (native.dspine_tokenize, (None, None, 0, True, True, None, 0, None)),
+        (native.dspine_token_to_piece, (None, 0, False, None, 0, None)),
+        (native.dspine_detokenize, (None, None, 0, False, None, 0, None)),
+        (native.dspine_token_is_eog, (None, 0, None)),
+        (native.dspine_apply_template, (None, None, 0, True, -1, None, 0, None)),
+        (native.dspine_model_meta, (None, False, None, None, 0, None)),
+        (native.dspine_get_device, (0, None)),
         (native.dspine_target_decode, (None, 0, None, 1, 0)),
         (native.dspine_set_taps, (None, None, 1)),
         (native.dspine_target_logits, (None, None, 1)),
@@ -344,9 +393,101 @@ def test_a_full_context_is_an_error_not_a_crash(workshop: Workshop) -> None:
             pair.target_decode(0, [1] * 300, 0)
         with pytest.raises(InvalidError, match="outside a context"):
             pair.target_decode(0, [1] * 3, 2**31 - 2)
-        # generation ends where the context does, with what there is
-        assert len(pair.generate([1] * (limit - 20), 100, ignore_eog=True).tokens) == 21
+        # generation ends where the context does, as in llama-server: prompt and answer fill it
+        assert len(pair.generate([1] * (limit - 20), 100, ignore_eog=True).tokens) == 20
         assert len(pair.generate([1] * (limit - 20), 20).tokens) == 20
+
+
+@pytest.mark.native
+def test_step_by_step(pair: Pair) -> None:
+    whole = pair.generate([5, 6, 7], 40)
+    for bad in (lambda: pair.step(), lambda: pair.begin([], 4), lambda: pair.begin([1], 0)):
+        with pytest.raises(InvalidError, match=r"no generation|empty|at least 1"):
+            bad()
+    prompt = [*range(100), 5]  # the pair takes 64 tokens at once
+    expected = pair.generate(prompt, 30).tokens.tolist()
+    pair.begin(prompt, 30, reuse_prompt=False)
+    first, second = pair.step(), pair.step()
+    assert (first.n_prompt, first.emitted, first.round) == (64, (), None)
+    assert (second.n_prompt, list(second.emitted)) == (101, expected[:1])
+    found = [*second.emitted]
+    while not (step := pair.step()).stop:
+        assert step.round is not None and step.round.anchor == found[-1]
+        found += step.emitted
+    assert [*found, *step.emitted] == expected and step.stop == "limit"
+    with pytest.raises(InvalidError, match="no generation is in progress"):
+        pair.step()
+    # ended half-way, twice, and replaced
+    pair.begin([5, 6, 7], 40)
+    pair.step()
+    pair.end()
+    pair.end()
+    assert pair.stats().prompt_tokens == 3
+    pair.begin([1, 2], 40)
+    pair.begin([5, 6, 7], 40)
+    pair.step()
+    assert pair.generate([5, 6, 7], 40).tokens.tolist() == whole.tokens.tolist()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.truncate(0, 2),
+        lambda p: p.draft_truncate(0, 2),
+        lambda p: p.target_decode(0, [1, 2], 20),
+        lambda p: p.draft_feed(0, np.zeros((1, 384)), 30),
+    ],
+)
+def test_writing_to_a_cache_ends_the_generation(write: object, pair: Pair) -> None:
+    """And what it left there is not taken for a known prompt."""
+    prompt = list(range(20))
+    expected = pair.generate(prompt, 10).tokens.tolist()
+    pair.begin(prompt, 10)
+    pair.step()
+    if write.__code__.co_names[0] in ("target_decode", "draft_feed"):  # type: ignore[attr-defined]
+        pair.end()
+    with contextlib.suppress(DecodeError):
+        write(pair)  # type: ignore[operator]
+    with pytest.raises(InvalidError, match="no generation"):
+        pair.step()
+    pair.begin(prompt, 10)
+    assert pair.stats().prompt_reused == 0
+    found: list[int] = []
+    while len(found) < 10:
+        found += pair.step().emitted
+    assert found == expected
+
+
+@pytest.mark.native
+def test_without_room_for_all_logits(workshop: Workshop) -> None:
+    options = dataclasses.replace(EXACT, n_batch=64, logits_all=False)
+    target, draft = workshop.e2e("e2e_qwen3", "f32")
+    with Pair(target, draft, options) as small, Pair(target, draft, EXACT) as pair:
+        small.target_decode(0, [1] * 8, 0)
+        assert small.target_logits().shape == (8, 1024)
+        with pytest.raises(InvalidError, match="9 tokens, the batch takes 1 to 8"):
+            small.target_decode(0, [1] * 9, 8)
+        prompt = list(range(200))
+        expected = pair.generate(prompt, 40).tokens.tolist()
+        assert small.generate(prompt, 40).tokens.tolist() == expected
+    with Pair(target, None, options) as plain:
+        assert plain.generate(prompt, 40).tokens.tolist() == expected
+
+
+@pytest.mark.native
+def test_devices_are_listed() -> None:
+    """Machine facts from llama.cpp; there is always a CPU."""
+    assert b"0c1e57098" in native.dspine_llama_build()
+    assert native.dspine_system_info()
+    devices = []
+    for index in range(native.dspine_device_count()):
+        device = native.Device()
+        assert native.dspine_get_device(index, ctypes.byref(device)) == 0
+        devices.append(device)
+    assert any(d.type == 0 and d.total_bytes > 2**20 for d in devices)
+    assert all(d.name and d.description and d.backend for d in devices)
+    assert native.dspine_get_device(len(devices), ctypes.byref(device)) == 1
 
 
 @pytest.mark.native

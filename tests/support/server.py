@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from dspine_bench.llama_server import LlamaServer
+from dspine import Server
+from dspine_bench.llama_server import plain_server
 
 from support.golden import Run
 from support.native_build import program
 
-Serve = Callable[..., LlamaServer]
+Serve = Callable[..., Server]
 Files = tuple[Path, Path]
 
 # As support.workshop.EXACT. One thread: on models of this size threads only wait for each other.
@@ -24,16 +25,14 @@ ONE_THREAD = ("-t", "1", "-c", "2048")
 _numbers = itertools.count()
 
 
-def server(root: Path, files: Files | tuple[Path, None], *flags: str | Path) -> LlamaServer:
+def server(root: Path, files: Files | tuple[Path, None], *flags: str | Path) -> Server:
     """A server that is not yet started, for a target and a drafter or None."""
     target, draft = files
-    arguments: list[str | Path] = ["-m", target, *flags]
-    if draft is not None:
-        arguments += ["-md", draft]
-    return LlamaServer(program("llama-server"), arguments, root / f"{next(_numbers)}.log")
+    log = root / f"{next(_numbers)}.log"
+    return plain_server(target, draft, flags, log, program("llama-server"))
 
 
-def exact(root: Path, files: Files | tuple[Path, None], *flags: str | Path) -> LlamaServer:
+def exact(root: Path, files: Files | tuple[Path, None], *flags: str | Path) -> Server:
     """The same with F32 caches and without flash attention; later flags win."""
     draft_flags = EXACT_DRAFT if files[1] is not None else ()
     return server(root, files, *EXACT_TARGET, *draft_flags, *flags)

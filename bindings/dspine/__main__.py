@@ -1,0 +1,7 @@
+"""`python -m dspine`."""
+
+import sys
+
+from dspine.cli import main
+
+sys.exit(main())

@@ -1,0 +1,139 @@
+"""`dspine tune`."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from dspine_convert.streams import say
+
+from dspine.commands import _options as o
+
+if TYPE_CHECKING:
+    from dspine._tune import Point
+
+BAR = 30  # characters of the best depth's bar
+
+
+_PromptsOpt = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Yours: one a line, or JSONL with messages. Default: four short ones."
+    ),
+]
+_DepthsOpt = Annotated[
+    str, typer.Option(metavar="N,N", help="Default: 2,3,4,7,15 and the deepest.")
+]
+_ContextOpt = Annotated[
+    int, typer.Option("-c", "--ctx-size", metavar="N", min=256, help="Context.")
+]
+_FlagOpt = Annotated[
+    list[str] | None,
+    typer.Option("--flag", metavar="WORD", help="A word for llama-server; may be repeated."),
+]
+_StoreOpt = Annotated[
+    bool, typer.Option("--store/--no-store", help="Keep the choice for dspine serve.")
+]
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected 2,3,4", param_hint="'--depths'") from None
+
+
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="GGUF file, or OWNER/REPO[:FILE or QUANT].")
+    ],
+    draft: Annotated[str, typer.Argument(metavar="DRAFT", help="Its drafter, likewise.")],
+    prompts: _PromptsOpt = None,
+    depths: _DepthsOpt = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Starts of each server.")] = 3,
+    max_tokens: Annotated[int, typer.Option("-n", min=8, help="Tokens of an answer.")] = 192,
+    ctx_size: _ContextOpt = 4096,
+    cache_type: o.CacheOpt = "q8_0",
+    flags: _FlagOpt = None,
+    store: _StoreOpt = True,
+    json: Annotated[bool, typer.Option("--json", help="Print the curve and the choice.")] = False,
+) -> None:
+    """Find the drafting depth at which this pair is fastest here, and keep it for `dspine serve`.
+
+    Where no depth beats plain decoding it says so, and nothing is drafted from then on.
+    """
+    from dspine import _tune
+
+    asked = _tune.read_prompts(prompts) if prompts else list(_tune.PROMPTS)
+    files = _tune.local_files(target, draft)
+    chosen_depths = _tune.depths_for(_tune.block_size(draft), _depths(depths))
+    points = _tune.measure(
+        *files,
+        asked,
+        chosen_depths,
+        repeats=repeats,
+        max_tokens=max_tokens,
+        progress=lambda done, total, what: say(f"{done} of {total}: {what}") if what else None,
+        n_ctx=ctx_size,
+        cache_type=cache_type,
+        extra=tuple(flags or ()),
+    )
+    _finish(points, files, cache_type, store=store, json=json)
+
+
+def _finish(
+    points: list[Point], files: tuple[Path, Path], cache: str, *, store: bool, json: bool
+) -> None:
+    """Choose, keep, show."""
+    from dspine._tune import choose
+
+    best = choose(points)
+    stored = _store(files, best, points, cache) if store else None
+    if json:
+        _print_json(points, best, stored)
+    else:
+        _print_curve(points, best)
+    if stored is not None:
+        say(f"kept in {stored}; dspine serve uses it for this pair")
+
+
+def _store(files: tuple[Path, Path], depth: int, points: list[Point], cache: str) -> Path:
+    from dspine._tuned import store_depth
+
+    ratio = next(p.ratio for p in points if p.depth == depth)
+    return store_depth(*files, depth, ratio=round(ratio, 3), cache_type=cache)
+
+
+def _print_json(points: list[Point], best: int, stored: Path | None) -> None:
+    from dspine.cli import SCHEMA_VERSION
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "points": [asdict(point) for point in points],
+        "n_draft": best,
+        "stored": str(stored) if stored else None,
+    }
+    typer.echo(json_format.dumps(document, indent=2))
+
+
+def _print_curve(points: list[Point], best: int) -> None:
+    top = max(point.ratio for point in points) or 1.0
+    typer.echo("depth   tok/s   ratio (min-max)    mean len")
+    for point in points:
+        spread = f"{point.ratio:.2f} ({point.ratio_min:.2f}-{point.ratio_max:.2f})"
+        bar = "#" * max(round(BAR * point.ratio / top), 1)
+        mark = " <-" if point.depth == best else ""
+        name = str(point.depth) if point.depth else "plain"
+        length = f"{point.mean_accepted_length:8.2f}"
+        typer.echo(f"{name:>5} {point.speed:7.1f}   {spread:<16}  {length}  {bar}{mark}")
+        if point.differing:
+            typer.echo(f"      other text at {point.differing} prompts: not chosen")
+    if best:
+        typer.echo(f"{best} tokens a round are fastest here.")
+    else:
+        typer.echo("No depth beats plain decoding here: nothing will be drafted.")
