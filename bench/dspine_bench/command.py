@@ -1,0 +1,378 @@
+"""The commands. cli imports this once signals are handled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from dspine_convert.errors import ExitCode, Interrupted
+
+from dspine_bench import options as o
+from dspine_bench.convert import app as convert_app
+
+if TYPE_CHECKING:
+    from dspine_bench.schema import Report
+
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+HELP = {"help_option_names": ["-h", "--help"]}
+OUT = Path("bench-out")
+
+app = typer.Typer(
+    name="dspine-bench",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=HELP,
+)
+
+
+@app.callback()
+def dspine_bench(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on failure.")] = False,
+) -> None:
+    """Measure a target with and without its drafter, in one run and in turn."""
+
+
+def _end(reports: list[Report], folder: Path, *, json: bool) -> None:
+    """Write everything, show it, and end with 1 where a text differs."""
+    import json as json_format
+
+    from dspine_convert.streams import say
+
+    from dspine_bench.request import deliver, same_text
+    from dspine_bench.terminal import console, show
+
+    paths = deliver(reports, folder)
+    if json:
+        documents: list[Any] = [report.model_dump(mode="json") for report in reports]
+        one = documents[0] if len(documents) == 1 else documents
+        typer.echo(json_format.dumps(one, indent=1, ensure_ascii=False))
+    else:
+        for report in reports:
+            show(report, console())
+    for path in paths:
+        say(str(path))
+    if not all(same_text(report) for report in reports):
+        say("dspine-bench: texts differ from plain decoding; their speed is not reported")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("tasks", context_settings=HELP)
+def tasks(
+    target: o.TargetOpt = None,
+    drafter: o.DrafterOpt = None,
+    sweep: o.SweepOpt = None,
+    kv: o.CacheOpt = None,
+    temperature: o.TemperatureOpt = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your own prompts (JSONL).")
+    ] = None,
+    thinking: Annotated[
+        str,
+        typer.Option(metavar="auto|on|off|both", help="auto: both where the template has it."),
+    ] = "auto",
+    url: o.UrlOpt = None,
+    url_baseline: o.UrlBaselineOpt = None,
+    api_key: o.ApiKeyOpt = None,
+    repeats: o.RepeatsOpt = 5,
+    warmup: o.WarmupOpt = 1,
+    max_tokens: o.TokensOpt = None,
+    ctx_size: o.ContextOpt = None,
+    interleave: o.InterleaveOpt = None,
+    server: o.ServerOpt = None,
+    flash_attn: o.FlashOpt = "on",
+    flag: o.ExtraOpt = None,
+    output: o.OutputOpt = OUT,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+    json: o.JsonOpt = False,
+) -> None:
+    """Chat, code, math, JSON, tools, summary, translation, prose: speed by task."""
+    given = {**locals(), "n_ctx": ctx_size}
+    for name in ("prompts", "thinking", "json", "ctx_size"):
+        del given[name]
+    if thinking not in ("auto", "on", "off", "both"):
+        raise typer.BadParameter(f"{thinking!r}", param_hint="--thinking")
+    from dspine_bench.request import run_tasks
+
+    _end([run_tasks(o.flags_of(**given), prompts, thinking)], output, json=json)
+
+
+@app.command("depth", context_settings=HELP)
+def depth(
+    target: o.TargetOpt = None,
+    drafter: o.DrafterOpt = None,
+    sweep: o.SweepOpt = None,
+    kv: o.CacheOpt = None,
+    temperature: o.TemperatureOpt = None,
+    depths: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens of context. Default: 0,8192,32768.")
+    ] = "",
+    url: o.UrlOpt = None,
+    url_baseline: o.UrlBaselineOpt = None,
+    api_key: o.ApiKeyOpt = None,
+    repeats: o.RepeatsOpt = 5,
+    warmup: o.WarmupOpt = 1,
+    max_tokens: o.TokensOpt = None,
+    ctx_size: o.ContextOpt = None,
+    interleave: o.InterleaveOpt = None,
+    server: o.ServerOpt = None,
+    flash_attn: o.FlashOpt = "on",
+    flag: o.ExtraOpt = None,
+    output: o.OutputOpt = OUT,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+    json: o.JsonOpt = False,
+) -> None:
+    """A long text and its continuation: speed by the length of the context."""
+    given = {**locals(), "n_ctx": ctx_size}
+    for name in ("depths", "json", "ctx_size"):
+        del given[name]
+    from dspine_bench.request import run_depth
+
+    _end([run_depth(o.flags_of(**given), _numbers(depths))], output, json=json)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected 0,8192", param_hint="--depths") from None
+    if any(number < 0 for number in found):
+        raise typer.BadParameter(f"{text!r}: expected 0 or more", param_hint="--depths")
+    return found
+
+
+@app.command("replay", context_settings=HELP)
+def replay(
+    target: o.TargetOpt = None,
+    drafter: o.DrafterOpt = None,
+    sweep: o.SweepOpt = None,
+    kv: o.CacheOpt = None,
+    conversations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your own recordings (JSONL).")
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, help="Conversations at a time.")
+    ] = 8,
+    url: o.UrlOpt = None,
+    url_baseline: o.UrlBaselineOpt = None,
+    api_key: o.ApiKeyOpt = None,
+    repeats: o.RepeatsOpt = 5,
+    warmup: o.WarmupOpt = 1,
+    max_tokens: o.TokensOpt = None,
+    ctx_size: o.ContextOpt = None,
+    server: o.ServerOpt = None,
+    flash_attn: o.FlashOpt = "on",
+    flag: o.ExtraOpt = None,
+    output: o.OutputOpt = OUT,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+    json: o.JsonOpt = False,
+) -> None:
+    """Recorded conversations of agents, several at a time: all tokens over the wall time."""
+    given = {**locals(), "n_ctx": ctx_size}
+    for name in ("conversations", "parallel", "json", "ctx_size"):
+        del given[name]
+    from dspine_bench.request import run_replay
+
+    _end([run_replay(o.flags_of(**given), conversations, parallel)], output, json=json)
+
+
+@app.command("draft", context_settings=HELP)
+def draft(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="small|medium|27b", help="May be repeated. Default: small, medium."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--type", metavar="f32|bf16|q8_0|q4_k", help="Of the weights.")
+    ] = "q8_0",
+    repeats: o.RepeatsOpt = 5,
+    calls: Annotated[int, typer.Option(min=1, help="Of each kind, in each repeat.")] = 5,
+    context: Annotated[int, typer.Option(min=16, help="Tokens before the block.")] = 256,
+    threads: Annotated[int, typer.Option("-t", min=0, help="0: all cores.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For the models; the 27b shape: 25 GB.")
+    ] = None,
+    output: o.OutputOpt = OUT,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+    json: o.JsonOpt = False,
+) -> None:
+    """One round by part, on random weights: DSpine, DFlash, DFlash2, DSpark."""
+    from dspine_bench.draft_report import make
+
+    made = make(
+        tuple(shape or ()),
+        kind,
+        repeats=repeats,
+        calls=calls,
+        context=context,
+        threads=threads,
+        folder=folder,
+        quick=quick,
+        quiet=quiet,
+    )
+    _end([made], output, json=json)
+
+
+@app.command("all", context_settings=HELP)
+def everything(
+    target: o.TargetOpt = None,
+    drafter: o.DrafterOpt = None,
+    kv: o.CacheOpt = None,
+    repeats: o.RepeatsOpt = 5,
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, help="Conversations at a time.")
+    ] = 8,
+    output: o.OutputOpt = OUT,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+) -> None:
+    """All workloads; without a target on the demonstration's pair (inside the repository)."""
+    from dspine_bench.record import run_all
+
+    reports = run_all(
+        target,
+        tuple(drafter or ()),
+        tuple(kv or ()),
+        output,
+        repeats=repeats,
+        parallel=parallel,
+        quick=quick,
+        quiet=quiet,
+    )
+    _end(reports, output, json=False)
+
+
+@app.command("record", context_settings=HELP)
+def record(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR")] = Path("bench/results"),
+    repeats: o.RepeatsOpt = 5,
+    quick: o.QuickOpt = False,
+    quiet: o.QuietOpt = False,
+) -> None:
+    """Measure the demonstration's pair and put the results where the README's figures come from."""
+    from dspine_convert.streams import say
+
+    from dspine_bench.record import record_demo
+    from dspine_bench.request import same_text
+    from dspine_bench.terminal import console, show
+
+    reports = record_demo(output, repeats=repeats, quick=quick, quiet=quiet)
+    for report in reports:
+        show(report, console())
+    say("now: python -m dspine_bench.figures")
+    if not all(same_text(report) for report in reports):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("compare", context_settings=HELP)
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json")],
+    second: Annotated[Path, typer.Argument(metavar="B.json")],
+    threshold: Annotated[
+        float, typer.Option(min=0.0, metavar="SHARE", help="Largest loss that passes.")
+    ] = 0.1,
+    either_way: Annotated[
+        bool, typer.Option("--either-way", help="A gain past the threshold fails too.")
+    ] = False,
+) -> None:
+    """Compare two results; ends with 1 where the second is worse by more than the threshold."""
+    from rich.table import Table
+
+    from dspine_bench import compare as of
+    from dspine_bench.schema import load
+    from dspine_bench.terminal import console
+
+    one, two = load(first), load(second)
+    table = Table()
+    for name in ("", first.name, second.name, "change"):
+        table.add_column(name, justify="right" if name else "left")
+    failed = 0
+    for found in of.compare(one, two):
+        worse = found.worse(threshold, either_way=either_way)
+        failed += worse
+        values = ["not reported" if v is None else f"{v:.3f}" for v in (found.first, found.second)]
+        change = "" if found.change is None else f"{100 * found.change:+.1f} %"
+        style = "bold red" if worse else None
+        table.add_row(found.what, *values, change + (" !" if worse else ""), style=style)
+    out = console()
+    out.print(table)
+    for line in of.conditions(one, two):
+        out.print(line)
+    if failed:
+        out.print(f"{failed} past the threshold of {100 * threshold:g} %")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+ResultsArg = Annotated[
+    list[Path] | None, typer.Argument(metavar="[RESULT.json]...", help="Default: bench-out/*.json")
+]
+
+
+def _load_all(paths: list[Path] | None) -> list[Report]:
+    from dspine_bench.errors import BenchError
+    from dspine_bench.schema import load
+
+    found = paths or sorted(OUT.glob("*.json"))
+    if not found:
+        raise BenchError(f"{OUT}: no results there; name some")
+    return [load(path) for path in found]
+
+
+@app.command("table", context_settings=HELP)
+def table(results: ResultsArg = None) -> None:
+    """Figures that others published, beside those measured here; never mixed."""
+    from dspine_bench import published
+    from dspine_bench.terminal import console
+
+    reports = _load_all(results) if results or list(OUT.glob("*.json")) else []
+    out = console()
+    out.print(published.table(reports))
+    for line in published.conditions(reports):
+        out.print(f"measured here: {line}")
+
+
+@app.command("report", context_settings=HELP)
+def report(
+    results: ResultsArg = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE")] = Path("report.html"),
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the figures there as PNG.")
+    ] = None,
+) -> None:
+    """Make the page, and PNG files, from results."""
+    from dspine_bench import page, plots
+
+    reports = _load_all(results)
+    typer.echo(page.write(reports, output))
+    if png:
+        for path in plots.save_png(plots.plots(reports), png):
+            typer.echo(path)
+
+
+app.add_typer(convert_app, name="convert")
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Parse and run one command line; returns its exit code, or raises what ended it early."""
+    done = typer.main.get_command(app).main(
+        list(arguments) or ["--help"], prog_name="dspine-bench", standalone_mode=False
+    )
+    if done == ExitCode.INTERRUPTED:
+        raise Interrupted
+    return done if isinstance(done, int) else int(ExitCode.DONE)
+
+
+def usage_text(error: BaseException) -> str | None:
+    """What a wrong command line got wrong; None for other errors."""
+    if not isinstance(error, UsageError):
+        return None
+    described = getattr(error, "format_message", None)
+    return str(described() if described else error).rstrip(".")

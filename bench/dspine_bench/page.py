@@ -1,0 +1,154 @@
+"""`report.html`: one file with everything in it, for a phone as for a desk.
+
+Nothing is fetched: styles are in the page, figures are inline SVG without fonts, and the content
+security policy forbids the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from dspine_bench.plots import Plot, caption, plots
+from dspine_bench.schema import DraftReport, Report, Row, ServerReport
+from dspine_bench.terminal import draft_parts, equal_text, ratio_text
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+STYLE = """
+:root{color-scheme:light dark;--line:#8884;--quiet:#666;--paper:#fff;--ink:#1b1b1b}
+@media(prefers-color-scheme:dark){:root{--paper:#14171a;--ink:#e6e6e6;--quiet:#9aa}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1rem;max-width:46rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.5rem;line-height:1.2;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
+figure{margin:1.5rem 0;padding:.5rem;background:#fff;color:#1b1b1b;border-radius:.5rem}
+figure svg{display:block;width:100%;height:auto}
+figcaption{font-size:.8rem;color:#555;margin-top:.25rem}figcaption b{color:#1b1b1b}
+.wide{overflow-x:auto;border:1px solid var(--line);border-radius:.5rem}
+table{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:tabular-nums}
+th,td{padding:.35rem .6rem;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
+thead th{border-top:0;color:var(--quiet);font-weight:600}
+th:first-child,td:first-child,td.name{text-align:left}
+p,li{margin:.4rem 0}.quiet{color:var(--quiet);font-size:.85rem}.bad{color:#c0392b;font-weight:600}
+dl{display:grid;grid-template-columns:auto minmax(0,1fr);gap:.2rem .8rem;font-size:.85rem}
+dt{color:var(--quiet)}dd{margin:0}
+"""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
+
+
+def _server_row(row: Row) -> list[str]:
+    same = escape(equal_text(row))
+    return [
+        escape(row.category),
+        escape(row.mode),
+        f"{row.speed.median:.1f}" if row.speed else "not reported",
+        escape(ratio_text(row.ratio)),
+        f"{row.mean_accepted_length:.2f}",
+        f"{100 * row.acceptance_rate:.1f} %" if row.drafted else "",
+        f'<span class="bad">{same}</span>' if row.differing else same,
+    ]
+
+
+def _server_section(report: ServerReport) -> str:
+    heads = ["", "mode", "tok/s", "ratio (min-max)", "mean accepted length", "acceptance rate"]
+    rows = [_server_row(row) for row in report.summary]
+    table = _table([*heads, "same text"], rows)
+    differing = [row for row in report.summary if row.differing]
+    note = ""
+    if differing:
+        names = sorted({name for row in differing for name in row.differing})
+        note = f'<p class="bad">Other text than plain decoding: {escape(", ".join(names))}</p>'
+    extra = _latencies(report) if report.workload == "replay" else ""
+    return f"<h2>{report.workload}</h2>{note}{table}{extra}"
+
+
+def _latencies(report: ServerReport) -> str:
+    rows = []
+    for row in report.summary:
+        for name, spread in (("request", row.latency_ms), ("first token", row.first_token_ms)):
+            if spread:
+                ms = (spread.median, spread.min, spread.max)
+                rows.append([escape(row.mode), name, *(f"{value:.0f}" for value in ms)])
+    text = "Milliseconds of single requests; the speed above is all tokens over the wall time."
+    table = _table(["mode", "", "median", "min", "max"], rows)
+    return f'<p class="quiet">{text}</p>{table}'
+
+
+def _draft_section(report: DraftReport) -> str:
+    made = ["<h2>draft</h2><p class='quiet'>Random weights: times alone mean something.</p>"]
+    for shape in report.shapes:
+        families = list(dict.fromkeys(c.family for c in report.cases if c.shape == shape))
+        rows = []
+        for part, by_family in draft_parts(report.summary, shape).items():
+            cells = [by_family.get(family) for family in families]
+            rows.append([escape(part), *(f"{c.ms.median:.3f}" if c else "" for c in cells)])
+        made.append(f"<p>Shape {escape(shape)}, milliseconds</p>{_table(['', *families], rows)}")
+    return "".join(made)
+
+
+def _conditions(report: Report) -> str:
+    p, h = report.provenance, report.hardware
+    devices = "; ".join(f"{d.description} ({d.backend})" for d in h.devices)
+    facts = {
+        "made": f"{p.time} by dspine {p.version}, commit {p.commit or 'unknown'}"
+        + (" with changes" if p.dirty else ""),
+        "llama.cpp": f"{p.pin} ({p.build})",
+        "machine": f"{h.cpu}, {h.cores} cores, {h.memory_bytes / 2**30:.0f} GiB; {h.system}",
+        "devices": devices or "none",
+        "driver": f"{h.driver or 'none'} {h.limits or ''}",
+        "command": " ".join(p.command),
+    }
+    if isinstance(report, ServerReport):
+        for model in report.models:
+            size = f"{model.bytes / 1e9:.2f} GB"
+            facts[model.role + " " + model.name] = f"{model.type}, {size}, sha256 {model.sha256}"
+    shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    return f"<h2>Conditions: {report.workload}</h2><dl>{shown}</dl>"
+
+
+def _figure(plot: Plot) -> str:
+    text = f"<b>{escape(plot.title)}.</b> {escape(plot.caption)}"
+    return (
+        f'<figure role="img" aria-label="{escape(plot.title)}">{plot.svg}'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
+
+def render(reports: Sequence[Report]) -> str:
+    """The page."""
+    sections = [
+        _draft_section(r) if isinstance(r, DraftReport) else _server_section(r) for r in reports
+    ]
+    intro = (
+        "Modes took turns in one run: same program, same flags, warm-up dropped. Ratios are "
+        "against the same server without a drafter; 1.0 is plain decoding. Tokens and times are "
+        "added, then divided; dots are single repeats. Load, tokenizing and the prompt's time "
+        "are not in the speed."
+    )
+    head = escape(caption(reports[0])) if reports else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>dspine benchmark</title><style>{STYLE}</style></head><body>"
+        f'<h1>dspine benchmark</h1><p class="quiet">{head}</p><p>{intro}</p>'
+        + "".join(_figure(plot) for plot in plots(reports))
+        + "".join(sections)
+        + "".join(_conditions(r) for r in reports)
+        + "</body></html>\n"
+    )
+
+
+def write(reports: Sequence[Report], path: Path) -> Path:
+    """Write the page."""
+    text = render(reports)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

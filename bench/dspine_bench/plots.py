@@ -1,0 +1,353 @@
+"""Plots from results, as SVG for the page and PNG for a README.
+
+Narrow figures with large letters: a phone shows them as wide as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspine_bench.errors import BenchError
+from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport
+from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
+
+WIDTH = 5.0  # inches
+COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#4f7942", "#6d597a", "#8d99ae", "#3d405b", "#e07a5f")
+STYLE = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "svg.fonttype": "path",  # the page needs no font
+    "svg.hashsalt": "dspine",  # the same input gives the same bytes
+    "figure.constrained_layout.use": True,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawn figure: `name` is fit for a file name."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise BenchError("plots need matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _drawn(
+    name: str, title: str, caption: str, height: float, paint: Callable[[Any], None]
+) -> Plot:
+    plt = _pyplot()
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(WIDTH, height))
+        paint(axes)
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(png, format="png", dpi=160)
+        plt.close(figure)
+    text = svg.getvalue()
+    text = text[text.index("<svg") :]
+    # the width is the page's; viewBox keeps the proportions
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 width="100%"', text, count=1)
+    return Plot(name, title, caption, _apart(text, name), png.getvalue())
+
+
+def _apart(svg: str, name: str) -> str:
+    """Ids that no other figure of the page has."""
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = svg.replace("url(#", f"url(#{name}-")
+    return re.sub(r'xlink:href="#', f'xlink:href="#{name}-', svg)
+
+
+def caption(report: Report) -> str:
+    """Device, models, types and commit: what a figure holds for."""
+    device = ", ".join(d.description for d in report.hardware.devices) or report.hardware.cpu
+    parts = [device]
+    if isinstance(report, ServerReport):
+        parts += [f"{m.role} {m.name} ({m.type})" for m in report.models]
+        kinds = sorted({m.cache_type for m in report.modes if m.cache_type})
+        parts += [f"KV {' '.join(kinds)}"] if kinds else []
+        parts.append(f"T={' '.join(sorted({f'{m.temperature:g}' for m in report.modes}))}")
+        parts.append(f"{report.config.parallel} at a time")
+    else:
+        parts.append(f"random weights {report.config.get('type')}")
+    commit = (report.provenance.commit or "unknown")[:9]
+    parts.append(f"commit {commit}{'+changes' if report.provenance.dirty else ''}")
+    return "; ".join(parts)
+
+
+def _drafting(report: ServerReport) -> list[str]:
+    return [mode.name for mode in report.modes if mode.name != mode.baseline]
+
+
+def _rows(report: ServerReport, mode: str) -> dict[str, Row]:
+    return {row.category: row for row in report.summary if row.mode == mode}
+
+
+def _raw_ratios(report: ServerReport, mode: str, row: Row) -> list[float]:
+    """The ratio of every repeat: what the spread's ends are taken from."""
+    baseline = next(m.baseline for m in report.modes if m.name == mode)
+    skip = set(row.differing)
+    if report.replays:
+        one, two = replay_rates(report.replays, mode), replay_rates(report.replays, baseline)
+        return [one[r] / two[r] for r in one if r in two]
+
+    def of(name: str) -> list[Any]:
+        return [
+            s
+            for s in report.samples
+            if s.mode == name and row.category in (ALL, s.category) and s.prompt not in skip
+        ]
+
+    mine, base = of(mode), of(baseline)
+    clock = uses_server_clock([*mine, *base])
+    one, two = by_repeat(mine, clock), by_repeat(base, clock)
+    return [one[r] / two[r] for r in one if r in two]
+
+
+def speed_by_task(report: ServerReport) -> Plot | None:
+    """Speed over plain decoding by category; every repeat is a point."""
+    modes = [m for m in _drafting(report) if any(r.ratio for r in _rows(report, m).values())]
+    if not modes:
+        return None
+    categories = list(dict.fromkeys(r.category for r in report.summary))
+    step = 0.8 / len(modes)
+
+    def paint(axes: Any) -> None:
+        for number, mode in enumerate(modes):
+            rows = _rows(report, mode)
+            colour = COLOURS[number % len(COLOURS)]
+            for index, category in enumerate(categories):
+                row = rows.get(category)
+                if row is None or row.ratio is None:
+                    continue
+                y = index + (number - (len(modes) - 1) / 2) * step
+                label = mode if category == categories[0] else None
+                axes.barh(y, row.ratio.median, step * 0.9, color=colour, alpha=0.75, label=label)
+                raw = _raw_ratios(report, mode, row)
+                axes.plot(raw, [y] * len(raw), "o", ms=3, color="#222222", alpha=0.6)
+        axes.axvline(1.0, color="#222222", lw=1.5)
+        axes.set_yticks(range(len(categories)), categories)
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel("tokens a second, plain decoding = 1.0")
+        axes.grid(axis="y", visible=False)
+        _legend(axes, len(modes))
+
+    height = 1.2 + len(categories) * max(0.38, 0.2 * len(modes))
+    title = "Speed against plain decoding, by task"
+    return _drawn("speed-by-task", title, caption(report), height, paint)
+
+
+def _legend(axes: Any, entries: int) -> None:
+    if entries > 1:
+        axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+
+
+def accepted_by_position(report: ServerReport) -> Plot | None:
+    """Share of rounds that accepted the n-th drafted token."""
+    curves = [
+        (row.mode if len(_drafting(report)) > 1 else row.category, row.accepted_by_position)
+        for row in _chosen(report)
+        if row.accepted_by_position
+    ]
+    if not curves:
+        return None
+
+    def paint(axes: Any) -> None:
+        for number, (label, values) in enumerate(curves):
+            places = range(1, len(values) + 1)
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(places, [100 * v for v in values], "o-", ms=3, color=colour, label=label)
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("rounds that accept it, %")
+        axes.set_ylim(0, 100)
+        _legend(axes, len(curves))
+
+    height = 3.4 + 0.2 * len(curves)
+    title = "Accepted tokens by position"
+    return _drawn("accepted-by-position", title, caption(report), height, paint)
+
+
+def _chosen(report: ServerReport) -> list[Row]:
+    """One curve a mode where there are several, one a category otherwise."""
+    modes = _drafting(report)
+    rows = [row for row in report.summary if row.mode in modes]
+    if len(modes) > 1:
+        last = {row.mode: row for row in rows}  # the category of all comes last
+        return list(last.values())
+    return rows
+
+
+def depth_curve(report: ServerReport) -> Plot | None:
+    """Speed by the length of the context."""
+    modes = [mode.name for mode in report.modes]
+
+    def paint(axes: Any) -> None:
+        for number, mode in enumerate(modes):
+            rows = [r for c, r in _rows(report, mode).items() if c != ALL and r.speed]
+            points = sorted((int(r.category), r.speed) for r in rows if r.speed)
+            if points:
+                x = [depth for depth, _ in points]
+                middle = [s.median for _, s in points]
+                ends = [
+                    [s.median - s.min for _, s in points],
+                    [s.max - s.median for _, s in points],
+                ]
+                colour = COLOURS[number % len(COLOURS)]
+                axes.errorbar(x, middle, ends, fmt="o-", ms=4, capsize=3, color=colour, label=mode)
+        axes.set_xlabel("tokens of context before the answer")
+        axes.set_ylabel("tokens a second")
+        axes.set_ylim(bottom=0)
+        _legend(axes, len(modes))
+
+    if not any(row.speed for row in report.summary):
+        return None
+    height = 3.4 + 0.2 * len(modes)
+    return _drawn("depth", "Speed by context", caption(report), height, paint)
+
+
+def sweep_curve(report: ServerReport) -> Plot | None:
+    """Ratio by the number of drafted tokens, where a run swept it."""
+    points: dict[str, list[tuple[int, Row]]] = {}
+    for mode in report.modes:
+        if mode.n_draft and mode.drafter:
+            rows = _rows(report, mode.name)
+            row = rows.get(ALL) or next(iter(rows.values()), None)
+            if row and row.ratio:
+                points.setdefault(mode.drafter, []).append((mode.n_draft, row))
+    if not any(len(found) > 1 for found in points.values()):
+        return None
+
+    def paint(axes: Any) -> None:
+        for number, (drafter, found) in enumerate(points.items()):
+            found.sort(key=lambda pair: pair[0])
+            x = [n for n, _ in found]
+            y = [row.ratio.median for _, row in found if row.ratio]
+            axes.plot(x, y, "o-", color=COLOURS[number % len(COLOURS)], label=drafter)
+        axes.axhline(1.0, color="#222222", lw=1.5)
+        axes.set_xlabel("tokens drafted a round")
+        axes.set_ylabel("speed, plain decoding = 1.0")
+        _legend(axes, len(points))
+
+    return _drawn("sweep", "Speed by draft depth", caption(report), 3.6, paint)
+
+
+def verify_cost(report: DraftReport) -> Plot | None:
+    """The time of a verification by its width, one row being 1."""
+    curves = {
+        shape: [r for r in report.summary if r.shape == shape and r.part == "verify"]
+        for shape in report.shapes
+    }
+    curves = {shape: rows for shape, rows in curves.items() if rows and rows[0].ms.median}
+    if not curves:
+        return None
+
+    def paint(axes: Any) -> None:
+        for number, (shape, rows) in enumerate(curves.items()):
+            x = [row.rows for row in rows]
+            y = [row.ms.median / rows[0].ms.median for row in rows]
+            axes.plot(x, y, "o-", ms=4, color=COLOURS[number % len(COLOURS)], label=shape)
+        axes.set_xlabel("rows of a verification (drafted tokens + 1)")
+        axes.set_ylabel("time, one row = 1")
+        axes.set_ylim(bottom=0)
+        _legend(axes, len(curves))
+
+    return _drawn("verify-cost", "Verification by width", caption(report), 3.6, paint)
+
+
+SUMS = ("layers", "head", "convolutions, selector", "Markov head")
+PARTS = (*SUMS, "adjacent injection", "candidates", "transition cache", "walk")
+
+
+def draft_parts(report: DraftReport) -> list[Plot]:
+    """The parts of a draft, stacked, by family; a figure for each shape."""
+    return [_parts_of(report, shape) for shape in report.shapes]
+
+
+def _parts_of(report: DraftReport, shape: str) -> Plot:
+    families = list(dict.fromkeys(c.family for c in report.cases if c.shape == shape))
+
+    def paint(axes: Any) -> None:
+        left = [0.0] * len(families)
+        for number, part in enumerate(PARTS):
+            found = {
+                r.family: r.ms.median for r in report.summary if r.shape == shape and r.part == part
+            }
+            # a difference of two noisy times may come out below nothing
+            widths = [max(found.get(family, 0.0), 0.0) for family in families]
+            if any(widths):
+                colour = COLOURS[number % len(COLOURS)]
+                axes.barh(families, widths, left=left, color=colour, label=part)
+                left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.invert_yaxis()
+        axes.set_xlabel("milliseconds")
+        axes.grid(axis="y", visible=False)
+        axes.legend(
+            fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False
+        )
+
+    title = f"One draft of 16 rows by part, shape {shape}"
+    return _drawn(f"draft-{shape}", title, caption(report), 4.0, paint)
+
+
+def plots(reports: Iterable[Report]) -> list[Plot]:
+    """Everything that the results allow to draw."""
+    found: list[Plot | None] = []
+    for report in reports:
+        if isinstance(report, DraftReport):
+            found += [*draft_parts(report), verify_cost(report)]
+        elif report.workload == "depth":
+            found += [depth_curve(report), accepted_by_position(report)]
+        elif report.workload == "tasks":
+            found += [speed_by_task(report), sweep_curve(report), accepted_by_position(report)]
+        else:
+            found.append(speed_by_task(report))
+    return _renamed([plot for plot in found if plot is not None])
+
+
+def _renamed(found: Sequence[Plot]) -> list[Plot]:
+    """A number behind a name that is taken, in the figure's ids too."""
+    taken: dict[str, int] = {}
+    made = []
+    for plot in found:
+        taken[plot.name] = taken.get(plot.name, 0) + 1
+        count = taken[plot.name]
+        if count == 1:
+            made.append(plot)
+            continue
+        name = f"{plot.name}-{count}"
+        svg = plot.svg.replace(f'id="{plot.name}-', f'id="{name}-')
+        svg = svg.replace(f"#{plot.name}-", f"#{name}-")
+        made.append(Plot(name, plot.title, plot.caption, svg, plot.png))
+    return made
+
+
+def save_png(found: Sequence[Plot], folder: Path) -> list[Path]:
+    """Write the PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for plot in found:
+        path = folder / f"{plot.name}.png"
+        path.write_bytes(plot.png)
+        paths.append(path)
+    return paths

@@ -1,0 +1,201 @@
+"""Where a result comes from: machine, driver, files, pin, commit.
+
+Run as a module it prints what llama.cpp can compute on: asked in a process of its own, since a
+GPU keeps some memory for every process that has asked, and the servers need all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from ctypes import byref
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from dspine._headers import open_header
+
+from dspine_bench.errors import BenchError
+from dspine_bench.schema import Device, Hardware, ModelFile, Provenance
+
+COMMIT_ENV = "DSPINE_BENCH_COMMIT"  # for a copy of the tree without its history
+CHUNK = 1 << 24
+LARGE = 1 << 16  # values; smaller tensors do not say what a file is
+PROBE_TIMEOUT_S = 60.0
+SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+SMI = (f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader")
+
+
+def _output(*command: str, folder: Path | None = None) -> str | None:
+    """What a program prints; None where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def checkout(start: Path) -> Path | None:
+    """The project's checkout around a folder; None outside it."""
+    for place in (start, *start.parents):
+        if (place / "native" / "pin.json").is_file():
+            return place
+    return None
+
+
+def commit(start: Path) -> tuple[str | None, bool | None]:
+    """Our commit, and whether the checkout differs from it; of `DSPINE_BENCH_COMMIT` if set.
+
+    That variable holds the commit, with `-dirty` behind it where it was.
+    """
+    if given := os.environ.get(COMMIT_ENV, "").strip():
+        return given.removesuffix("-dirty"), given.endswith("-dirty")
+    root = checkout(start)
+    head = _output("git", "rev-parse", "HEAD", folder=root) if root else None
+    if not head or root is None:
+        return None, None
+    # what measuring itself writes is no change of what was measured
+    paths = ("--", ".", ":!bench/results", ":!README.md")
+    status = _output("git", "status", "--porcelain", *paths, folder=root)
+    return head, None if status is None else bool(status)
+
+
+def build_of_library() -> str:
+    """What the native library says that it was built from."""
+    from dspine import _library as native
+
+    return (native.dspine_llama_build() or b"").decode("utf-8", "replace")
+
+
+def pin_of(build: str) -> str:
+    """llama.cpp's commit in a build's name ("b0-0c1e57098-dspine", "1234 (0c1e57098)")."""
+    found = re.search(r"(?<![0-9a-f])[0-9a-f]{7,40}(?![0-9a-f])", build)
+    return found[0] if found else "unknown"
+
+
+def provenance(build: str, command: Sequence[str] | None = None) -> Provenance:
+    """Of this run; `build` is what the measured program calls itself."""
+    from dspine import __version__
+
+    head, dirty = commit(Path.cwd())
+    return Provenance(
+        command=list(sys.argv if command is None else command),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        version=__version__,
+        commit=head,
+        dirty=dirty,
+        pin=pin_of(build),
+        build=build,
+    )
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 0
+
+
+def _devices() -> list[Device]:
+    """In another process; empty where that fails, as then no server would start either."""
+    text = _output(sys.executable, "-m", "dspine_bench.provenance")
+    try:
+        found: list[dict[str, Any]] = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return [Device(**one) for one in found]
+
+
+def hardware() -> Hardware:
+    """This machine."""
+    smi = _output("nvidia-smi", *SMI)
+    first = smi.splitlines()[0].split(",", 1) if smi else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Hardware(
+        system=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        cpu=_cpu(),
+        cores=cores or 0,
+        memory_bytes=_memory(),
+        devices=_devices(),
+        driver=first[0].strip() if first else None,
+        limits=first[1].strip() if first and len(first) > 1 else None,
+    )
+
+
+def sha256(path: Path) -> str:
+    """Of a whole file."""
+    total = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def model_file(role: Literal["target", "drafter"], path: Path) -> ModelFile:
+    """What a GGUF is; HeaderError where it is none."""
+    header = open_header(str(path))
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        if len(tensor.shape) > 1 and tensor.nbytes >= LARGE:
+            sizes[tensor.type] += tensor.nbytes
+    try:
+        digest = sha256(path)
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror or error}") from None
+    return ModelFile(
+        role=role,
+        name=path.name,
+        bytes=path.stat().st_size,
+        sha256=digest,
+        architecture=header.architecture,
+        type=sizes.most_common(1)[0][0] if sizes else "none",
+    )
+
+
+def list_devices() -> list[dict[str, Any]]:
+    """The devices of the native library, as fields of `Device`."""
+    from dspine import _library as native
+
+    found = []
+    for index in range(native.dspine_device_count()):
+        device = native.Device()
+        if native.dspine_get_device(index, byref(device)) != 0:
+            continue
+        texts = {
+            name: (getattr(device, name) or b"").decode("utf-8", "replace").strip()
+            for name in ("name", "backend", "description")
+        }
+        found.append({**texts, "total_bytes": max(int(device.total_bytes), 0)})
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(list_devices()) + "\n")

@@ -1,0 +1,238 @@
+"""From the flags of the command line to a report: what `tasks`, `depth` and `replay` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspine_convert.streams import say
+
+from dspine_bench.errors import BenchError
+from dspine_bench.modes import ModeSpec, expand, parse_sweep, remote
+from dspine_bench.progress import shown
+from dspine_bench.provenance import hardware, model_file, provenance
+from dspine_bench.runner import (
+    Interleave,
+    Runner,
+    Settings,
+    Workload,
+    choose_interleave,
+    described,
+)
+from dspine_bench.schema import Config, ModelFile, Report, ServerReport, load, save
+from dspine_bench.summary import summarize
+
+QUICK_TOKENS = {"tasks": 64, "depth": 48, "replay": 32}
+TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
+DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
+PROMPT_ROOM = 3072  # of the context beside what is generated
+MIN_REPEATS = 5
+WORKLOADS = ("tasks", "depth", "replay", "draft")  # in the order of the page
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the user typed, for any of the three workloads; None is "the default"."""
+
+    target: Path | None = None
+    drafters: tuple[Path, ...] = ()
+    sweep: str | None = None
+    caches: tuple[str, ...] = ("q8_0",)
+    temperatures: tuple[float, ...] = (0.0,)
+    url: str | None = None
+    url_baseline: str | None = None
+    api_key: str | None = None
+    repeats: int = MIN_REPEATS
+    warmup: int = 1
+    max_tokens: int | None = None
+    n_ctx: int | None = None
+    interleave: Interleave | None = None
+    server: Path | None = None
+    flash_attn: str = "on"
+    extra: tuple[str, ...] = ()
+    output: Path = Path("bench-out")
+    quick: bool = False
+    quiet: bool = False
+
+
+def modes_of(flags: Flags) -> list[ModeSpec]:
+    """The modes; BenchError for flags that do not go together."""
+    if (flags.url is None) != (flags.url_baseline is None):
+        raise BenchError("--url and --url-baseline belong together: the second has no drafter")
+    if flags.url is not None and flags.url_baseline is not None:
+        if flags.target or flags.drafters or flags.sweep:
+            raise BenchError("--url is a server that runs already: no --target, --drafter, --sweep")
+        return remote(flags.url, flags.url_baseline, flags.temperatures)
+    if flags.target is None or not flags.drafters:
+        raise BenchError("give --target and --drafter, or --url and --url-baseline")
+    for path in (flags.target, *flags.drafters):
+        if not path.is_file():
+            raise BenchError(f"{path}: no such file")
+    depths = parse_sweep(flags.sweep) if flags.sweep else ()
+    return expand(flags.drafters, depths, flags.caches, flags.temperatures)
+
+
+def tokens_of(flags: Flags, workload: str) -> int:
+    """Tokens to generate."""
+    return flags.max_tokens or (QUICK_TOKENS if flags.quick else TOKENS)[workload]
+
+
+def settings_of(
+    flags: Flags, workload: str, modes: list[ModeSpec], *, parallel: int = 1, prompt: int = 0
+) -> Settings:
+    """The settings; `prompt` is the longest prompt where it is longer than usual."""
+    tokens = tokens_of(flags, workload)
+    room = parallel * (max(prompt, PROMPT_ROOM) + tokens)
+    interleave: Interleave = flags.interleave or choose_interleave(flags.target, modes)
+    if workload == "replay" and flags.url is None:
+        interleave = "repeat"  # a fresh server has an empty prompt cache
+    if flags.repeats < MIN_REPEATS:
+        say(f"dspine-bench: {flags.repeats} repeats are too few to publish, {MIN_REPEATS} are not")
+    return Settings(
+        repeats=flags.repeats,
+        warmup=flags.warmup,
+        max_tokens=tokens,
+        n_ctx=flags.n_ctx or -(-room // 256) * 256,
+        parallel=parallel,
+        quick=flags.quick,
+        interleave=interleave,
+        extra=flags.extra,
+        flash_attn=flags.flash_attn,
+        executable=flags.server,
+        api_key=flags.api_key,
+    )
+
+
+def files_of(flags: Flags) -> list[ModelFile]:
+    """The GGUFs, hashed; none of a server that somebody else started."""
+    found = [model_file("target", flags.target)] if flags.target else []
+    return found + [model_file("drafter", path) for path in flags.drafters]
+
+
+def measure(
+    flags: Flags, workload: Workload, modes: list[ModeSpec], settings: Settings
+) -> ServerReport:
+    """Run and make the report."""
+    machine, models = hardware(), files_of(flags)
+    with shown(workload.name, quiet=flags.quiet) as progress:
+        result = Runner(flags.target, modes, settings, progress).run(workload)
+    named = described(modes, result)
+    return ServerReport(
+        schema_version=1,
+        provenance=provenance(result.build),
+        hardware=machine,
+        workload=workload.name,
+        files=workload.files,
+        models=models,
+        config=Config(
+            repeats=settings.repeats,
+            warmup=settings.warmup,
+            quick=settings.quick,
+            max_tokens=settings.max_tokens,
+            n_ctx=settings.n_ctx if flags.url is None else None,
+            parallel=settings.parallel,
+            interleave=settings.interleave,
+            extra=list(settings.extra),
+        ),
+        modes=named,
+        samples=result.samples,
+        replays=result.replays,
+        summary=summarize(named, result.samples, result.replays),
+    )
+
+
+def same_text(report: Report) -> bool:
+    """No text differs from plain decoding."""
+    return not isinstance(report, ServerReport) or not any(r.differing for r in report.summary)
+
+
+def deliver(reports: list[Report], folder: Path, *, page: bool = True) -> list[Path]:
+    """Write the results, and the page of everything in the folder where it can be drawn."""
+    from dspine_bench import page as html
+
+    paths = []
+    for report in reports:
+        paths.append(folder / f"{report.workload}.json")
+        save(report, paths[-1])
+    if page:
+        try:
+            paths.append(html.write(_all_in(folder, reports), folder / "report.html"))
+        except BenchError as error:  # no matplotlib: the results are what matters
+            say(f"dspine-bench: no page: {error}")
+    return paths
+
+
+def _all_in(folder: Path, fresh: list[Report]) -> list[Report]:
+    """The fresh results, and those of other workloads that lie in the folder already."""
+    have = {report.workload for report in fresh}
+    found = list(fresh)
+    for path in sorted(folder.glob("*.json")):
+        if path.stem in WORKLOADS and path.stem not in have:
+            try:
+                found.append(load(path))
+            except BenchError as error:
+                say(f"dspine-bench: not in the page: {error}")
+    return sorted(found, key=lambda report: WORKLOADS.index(report.workload))
+
+
+def run_tasks(flags: Flags, prompts: Path | None = None, thinking: str = "auto") -> Report:
+    """`tasks`."""
+    from dspine_bench.prompts import first_of_each, load_tasks
+    from dspine_bench.workloads import Tasks
+
+    modes = modes_of(flags)
+    talks, file = load_tasks(prompts)
+    if flags.quick and prompts is None:
+        talks = first_of_each(talks)
+    chosen = thinking if thinking != "auto" else ("off" if flags.quick else "both")
+    optional = thinking == "auto"
+    work = Tasks(talks, file, tokens_of(flags, "tasks"), chosen, optional=optional)
+    return measure(flags, work, modes, settings_of(flags, "tasks", modes))
+
+
+def run_depth(flags: Flags, depths: tuple[int, ...] = ()) -> Report:
+    """`depth`; BenchError for a depth that the target was not trained for."""
+    from dspine_bench.prompts import load_depth
+    from dspine_bench.workloads import DEPTH_ROOM, Depth
+
+    modes = modes_of(flags)
+    chosen = depths or (QUICK_DEPTHS if flags.quick else DEPTHS)
+    tokens = tokens_of(flags, "depth")
+    trained = _trained_context(flags.target)
+    if trained is not None:
+        too_deep = [d for d in chosen if d + DEPTH_ROOM + tokens > trained]
+        if depths and too_deep:
+            raise BenchError(
+                f"--depths {too_deep[0]}: the target was trained with a context of {trained}, "
+                f"{DEPTH_ROOM + tokens} of them are needed beside it"
+            )
+        for depth in too_deep:
+            say(f"dspine-bench: depth {depth} is left out: the target's context is {trained}")
+        chosen = tuple(d for d in chosen if d not in too_deep)
+    text, file = load_depth()
+    work = Depth(text, file, chosen, tokens)
+    settings = settings_of(flags, "depth", modes, prompt=max(chosen) + DEPTH_ROOM)
+    return measure(flags, work, modes, settings)
+
+
+def _trained_context(target: Path | None) -> int | None:
+    if target is None:
+        return None
+    from dspine._headers import open_header
+
+    header = open_header(str(target))
+    return header.integer(f"{header.architecture}.context_length", 0) or None
+
+
+def run_replay(flags: Flags, conversations: Path | None = None, parallel: int = 8) -> Report:
+    """`replay`."""
+    from dspine_bench.prompts import load_replay
+    from dspine_bench.workloads import ReplayAll
+
+    modes = modes_of(flags)
+    talks, file = load_replay(conversations)
+    if flags.quick and conversations is None:
+        talks = talks[: max(parallel // 2, 1)]
+    parallel = min(parallel, len(talks))
+    work = ReplayAll(talks, file, parallel, tokens_of(flags, "replay"))
+    return measure(flags, work, modes, settings_of(flags, "replay", modes, parallel=parallel))

@@ -1,0 +1,228 @@
+"""Runs a workload in all modes, interleaved, and keeps every sample.
+
+With `request`, all servers run side by side and every prompt goes to each of them in turn: what
+disturbs the machine disturbs all modes alike. Where they do not fit together, `repeat` starts one
+server at a time and goes through the modes once for every repeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dspine import DspineError
+from dspine._client import Requests
+from dspine._server import Server
+
+from dspine_bench.endpoints import REQUEST_TIMEOUT_S, Endpoint, Remote
+from dspine_bench.errors import BenchError
+from dspine_bench.modes import ModeSpec
+from dspine_bench.prompts import Conversation
+from dspine_bench.schema import Mode, Replay, Sample, WorkloadFile
+
+Interleave = Literal["request", "repeat"]
+WARMUP_TOKENS = 16
+WARMUP = Conversation("warm-up", "", [{"role": "user", "content": "Count from one to twenty."}])
+# Copies of the weights that may stand side by side, as a share of the free memory.
+ROOM = 0.7
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all modes have in common; see schema.Config.
+
+    `executable` is another llama-server than the package's; `flash_attn` as llama-server takes it.
+    """
+
+    repeats: int = 5
+    warmup: int = 1
+    max_tokens: int = 1024
+    n_ctx: int = 4096
+    parallel: int = 1
+    quick: bool = False
+    interleave: Interleave = "request"
+    extra: tuple[str, ...] = ()
+    flash_attn: str = "on"
+    executable: Path | None = None
+    api_key: str | None = None
+
+
+@dataclass
+class Result:
+    """Samples as they came, and what the servers said of themselves."""
+
+    samples: list[Sample] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    build: str = "unknown"
+
+
+class Unit(Protocol):
+    """What is measured at once: a prompt, or a whole replay."""
+
+    def run(self, endpoint: Endpoint, mode: ModeSpec, repeat: int, result: Result) -> None:
+        """Measure, and add to the result."""
+
+
+class Workload(Protocol):
+    """A kind of work."""
+
+    files: list[WorkloadFile]
+
+    @property
+    def name(self) -> Literal["tasks", "depth", "replay"]:
+        """What it is called in the report."""
+
+    def prepare(self, endpoint: Endpoint) -> list[Unit]:
+        """Make the units, with the template and the vocabulary of a server."""
+
+
+Progress = Callable[[int, int, str], None]  # done, of how many, what
+
+
+@contextlib.contextmanager
+def open_endpoint(target: Path | None, mode: ModeSpec, settings: Settings) -> Iterator[Endpoint]:
+    """Start the mode's server, or connect to the one at its URL; the command is in `.server`."""
+    if mode.url is not None:
+        with Remote(mode.url, settings.api_key) as server:
+            yield Endpoint(server)
+        return
+    if target is None:
+        raise BenchError("a target is needed, or --url and --url-baseline")
+    with Server(
+        target,
+        mode.drafter,
+        n_ctx=settings.n_ctx,
+        n_draft=mode.n_draft if mode.drafter else None,
+        n_parallel=settings.parallel,
+        cache_type=mode.cache_type,
+        flash_attn=settings.flash_attn,
+        extra=(*settings.extra, "--metrics"),
+        request_timeout_s=REQUEST_TIMEOUT_S,
+        executable=settings.executable,
+    ) as server:
+        yield Endpoint(server)
+
+
+def _command(server: Requests) -> list[str]:
+    """The command line; the port is free to differ, and files are named without their folders."""
+    if not isinstance(server, Server):
+        return []
+    words = [Path(w).name if Path(w).is_absolute() else w for w in server.command]
+    if "--port" in words:
+        words[words.index("--port") + 1] = "PORT"
+    return words
+
+
+def _warm_up(endpoint: Endpoint, count: int) -> None:
+    for _ in range(count):
+        if endpoint.renders:
+            endpoint.complete(endpoint.render(WARMUP), WARMUP_TOKENS, cache_prompt=False)
+        else:
+            endpoint.chat(WARMUP, WARMUP_TOKENS)
+
+
+def _rotated(modes: Sequence[ModeSpec], by: int) -> list[ModeSpec]:
+    """No mode is always the first after another: each begins in turn."""
+    at = by % len(modes)
+    return [*modes[at:], *modes[:at]]
+
+
+class Runner:
+    """One run of one workload."""
+
+    def __init__(
+        self, target: Path | None, modes: Sequence[ModeSpec], settings: Settings, progress: Progress
+    ) -> None:
+        self._target, self._modes, self._settings = target, modes, settings
+        self._progress = progress
+        self._done = 0
+        self._units: list[Unit] | None = None
+        self.result = Result()
+
+    def run(self, workload: Workload) -> Result:
+        """All repeats of all modes; what a server cannot do raises BenchError or ServerError."""
+        if self._settings.interleave == "request":
+            self._side_by_side(workload)
+        else:
+            self._in_turn(workload)
+        return self.result
+
+    @contextlib.contextmanager
+    def _open(self, workload: Workload, mode: ModeSpec) -> Iterator[Endpoint]:
+        with open_endpoint(self._target, mode, self._settings) as endpoint:
+            for other in self._modes:
+                if other.server == mode.server:
+                    self.result.commands[other.name] = _command(endpoint.server)
+            if self._units is None:
+                self.result.build = endpoint.build
+                self._units = workload.prepare(endpoint)
+            _warm_up(endpoint, self._settings.warmup)
+            yield endpoint
+
+    def _side_by_side(self, workload: Workload) -> None:
+        with contextlib.ExitStack() as stack:
+            open_now: dict[tuple[object, ...], Endpoint] = {}
+            for mode in self._modes:
+                if mode.server not in open_now:
+                    open_now[mode.server] = stack.enter_context(self._open(workload, mode))
+            for repeat in range(self._settings.repeats):
+                for number, unit in enumerate(self._units or ()):
+                    for mode in _rotated(self._modes, repeat + number):
+                        self._measure(unit, open_now[mode.server], mode, repeat)
+
+    def _in_turn(self, workload: Workload) -> None:
+        for repeat in range(self._settings.repeats):
+            groups: dict[tuple[object, ...], list[ModeSpec]] = {}
+            for mode in _rotated(self._modes, repeat):
+                groups.setdefault(mode.server, []).append(mode)
+            for modes in groups.values():
+                with self._open(workload, modes[0]) as endpoint:
+                    for unit in self._units or ():
+                        for mode in modes:
+                            self._measure(unit, endpoint, mode, repeat)
+
+    def _measure(self, unit: Unit, endpoint: Endpoint, mode: ModeSpec, repeat: int) -> None:
+        total = len(self._units or ()) * len(self._modes) * self._settings.repeats
+        self._progress(self._done, total, mode.name)
+        try:
+            unit.run(endpoint, mode, repeat, self.result)
+        except DspineError as error:
+            raise BenchError(f"{mode.name}: {error}") from error
+        self._done += 1
+        self._progress(self._done, total, mode.name)
+
+
+def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
+    """The modes as the report names them."""
+    return [
+        Mode(
+            name=mode.name,
+            baseline=mode.baseline,
+            drafter=mode.drafter.name if mode.drafter else None,
+            n_draft=mode.n_draft,
+            cache_type=mode.cache_type,
+            temperature=mode.temperature,
+            url=mode.url,
+            command=result.commands.get(mode.name, []),
+        )
+        for mode in modes
+    ]
+
+
+def choose_interleave(target: Path | None, modes: Sequence[ModeSpec]) -> Interleave:
+    """`request` where all servers fit side by side, by the size of their files."""
+    if target is None:
+        return "request"
+    from dspine._devices import detect
+
+    servers = {mode.server: mode for mode in modes}.values()
+    need = sum(
+        target.stat().st_size + (mode.drafter.stat().st_size if mode.drafter else 0)
+        for mode in servers
+    )
+    found = detect()
+    return "request" if not found or need <= ROOM * found[0].room else "repeat"

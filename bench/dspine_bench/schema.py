@@ -1,0 +1,322 @@
+"""The JSON that a run writes: typed, versioned, and checked when it is written and read.
+
+Terms: a round is one draft and its verification; `drafted` counts drafted tokens, `accepted` those
+that survived; mean accepted length = (accepted + rounds) / rounds, so that plain decoding is 1.0;
+acceptance rate = accepted / drafted. Times are milliseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dspine_bench.errors import BenchError
+
+SCHEMA_VERSION = 1
+ALL = "all"  # the category that has every prompt
+
+Count = Annotated[int, Field(ge=0)]
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    """No field more, none less, nothing converted, nothing changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Provenance(Strict):
+    """Who made this, with what. `dirty`: the checkout had changes that no commit has."""
+
+    command: list[str]
+    time: str  # ISO 8601, UTC
+    version: str
+    commit: str | None
+    dirty: bool | None
+    pin: str  # llama.cpp's commit
+    build: str  # what the server or the library calls itself
+
+
+class Device(Strict):
+    """What llama.cpp computes on."""
+
+    name: str
+    backend: str
+    description: str
+    total_bytes: Count
+
+
+class Hardware(Strict):
+    """The machine. `limits` is what nvidia-smi says of clocks and power, where there is one."""
+
+    system: str
+    machine: str
+    cpu: str
+    cores: Count
+    memory_bytes: Count
+    devices: list[Device]
+    driver: str | None
+    limits: str | None
+
+
+class ModelFile(Strict):
+    """A GGUF that took part; `type` is the commonest type of its large tensors."""
+
+    role: Literal["target", "drafter"]
+    name: str
+    bytes: Count
+    sha256: str
+    architecture: str
+    type: str
+
+
+class WorkloadFile(Strict):
+    """A file with prompts."""
+
+    name: str
+    sha256: str
+
+
+class Config(Strict):
+    """What was asked for, the same for all modes."""
+
+    repeats: Annotated[int, Field(ge=1)]
+    warmup: Count  # requests before the first counted one, to each server, dropped
+    quick: bool
+    max_tokens: Annotated[int, Field(ge=1)]
+    n_ctx: Count | None
+    parallel: Annotated[int, Field(ge=1)]
+    interleave: Literal["request", "repeat"]
+    extra: list[str]  # further words of every server's command
+
+
+class Mode(Strict):
+    """One way to decode; `baseline` names the mode that it is compared with, itself if plain.
+
+    `n_draft` is None for the drafter's own depth, 0 without a drafter.
+    """
+
+    name: str
+    baseline: str
+    drafter: str | None
+    n_draft: Count | None
+    cache_type: str | None
+    temperature: Time
+    url: str | None
+    command: list[str]
+
+
+class Sample(Strict):
+    """One request, as measured.
+
+    `digest` is the SHA-256 of the ids, of the text where the server gives no ids. `accepted_at`
+    counts the rounds that accepted the first, second, … drafted token, where the server tells.
+    `generated_ms` is the server's time from the first token to the last; `wall_ms` is the
+    client's for the whole request.
+    """
+
+    mode: str
+    repeat: Count
+    prompt: str
+    category: str
+    prompt_tokens: Count
+    cached: Count
+    tokens: Count
+    rounds: Count
+    drafted: Count
+    accepted: Count
+    accepted_at: list[int] | None
+    prompt_ms: Time
+    generated_ms: Time
+    first_token_ms: Time | None
+    wall_ms: Time
+    stop: str
+    digest: str
+    compared: Literal["ids", "text"]
+
+
+class Replay(Strict):
+    """A whole replay by one mode: `tokens` of all answers in `wall_ms`."""
+
+    mode: str
+    repeat: Count
+    requests: Count
+    tokens: Count
+    wall_ms: Time
+
+
+class Spread(Strict):
+    """A median with the smallest and the largest repeat."""
+
+    median: Number
+    min: Number
+    max: Number
+
+
+class Row(Strict):
+    """A mode and a category, in totals.
+
+    Attributes:
+        prompts: prompts of the category.
+        differing: those whose text is not the baseline's; their speed is not in `speed`.
+        unstable: those whose text differs between repeats of the baseline itself.
+        checked: whether texts were compared; not at a temperature above 0.
+        speed: generated tokens a second; None where no prompt may be counted.
+        ratio: `speed` over that of the baseline, on the same prompts.
+        latency_ms, first_token_ms: of single requests.
+        accepted_by_position: rounds that accepted the n-th drafted token, over all rounds.
+    """
+
+    mode: str
+    category: str
+    prompts: Count
+    differing: list[str]
+    unstable: list[str]
+    checked: bool
+    tokens: Count
+    rounds: Count
+    drafted: Count
+    accepted: Count
+    mean_accepted_length: Number
+    acceptance_rate: Number
+    accepted_by_position: list[float] | None
+    speed: Spread | None
+    ratio: Spread | None
+    latency_ms: Spread | None
+    first_token_ms: Spread | None
+
+
+class Head(Strict):
+    """What every report begins with."""
+
+    schema_version: Literal[1]
+    provenance: Provenance
+    hardware: Hardware
+
+
+class ServerReport(Head):
+    """`tasks`, `depth` and `replay`: requests to servers."""
+
+    workload: Literal["tasks", "depth", "replay"]
+    files: list[WorkloadFile]
+    models: list[ModelFile]
+    config: Config
+    modes: list[Mode]
+    samples: list[Sample]
+    replays: list[Replay]
+    summary: list[Row]
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> ServerReport:
+        modes = {mode.name for mode in self.modes}
+        used = {s.mode for s in self.samples} | {r.mode for r in self.summary}
+        used |= {r.mode for r in self.replays} | {m.baseline for m in self.modes}
+        if missing := used - modes:
+            raise ValueError(f"modes {sorted(missing)} are used and not described")
+        return self
+
+
+class DraftCase(Strict):
+    """A family's drafter of one size, random weights.
+
+    `settings` has the sizes beyond the backbone's, which all families share.
+    """
+
+    name: str
+    family: Literal["dspine", "dflash", "dflash2", "dspark"]
+    shape: str
+    type: str
+    bytes: Count
+    settings: dict[str, int]
+
+
+class DraftSample(Strict):
+    """One timed call."""
+
+    case: str
+    call: str
+    rows: Annotated[int, Field(ge=1)]
+    repeat: Count
+    ms: Time
+
+
+class DraftRow(Strict):
+    """The cost of one part; `how` says which calls it was made of."""
+
+    shape: str
+    family: str
+    part: str
+    rows: Annotated[int, Field(ge=1)]
+    ms: Spread
+    how: str
+
+
+class DraftReport(Head):
+    """`draft`: the parts of one round."""
+
+    workload: Literal["draft"]
+    config: dict[str, int | str | bool]
+    shapes: dict[str, dict[str, int]]
+    cases: list[DraftCase]
+    samples: list[DraftSample]
+    summary: list[DraftRow]
+
+
+Report = ServerReport | DraftReport
+
+
+def _text(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the whole"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {first['msg']}{more}"
+
+
+def parse(text: str, name: str) -> Report:
+    """A report from JSON; BenchError names the file and the field that is wrong."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise BenchError(f"{name}: no JSON: {error}") from None
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise BenchError(f"{name}: no result of dspine-bench: schema_version is missing")
+    if document["schema_version"] != SCHEMA_VERSION:
+        found = document["schema_version"]
+        raise BenchError(f"{name}: schema_version is {found}, expected {SCHEMA_VERSION}")
+    kind = DraftReport if document.get("workload") == "draft" else ServerReport
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise BenchError(f"{name}: {_text(error)}") from None
+
+
+def load(path: Path) -> Report:
+    """Read a result file."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror or error}") from None
+
+
+def save(report: Report, path: Path) -> None:
+    """Check, then replace the file in one step."""
+    text = json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+    parse(text, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

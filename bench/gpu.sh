@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# The workloads `draft` and `tasks` on a GPU machine without a network, from this tree and a build
+# that is carried there.
+#
+#   bench/gpu.sh pack [DIR]   here: programs, libraries, Python packages and the golden pair into
+#                             DIR (gpu-build), at most 64 MiB
+#   bench/gpu.sh run [DIR]    there: measure; results go to $OUT (gpu-out), in under 8 minutes
+#   bench/gpu.sh dry [DIR]    anywhere: the same on the CPU with the smallest sizes, in about a minute
+#
+# Settings: PYTHON (python3), GPU_PYTHON (3.12: the version there, for pack), TARGET and DRAFT (a
+# pair for `tasks` instead of the golden one), SHAPES ("small medium 27b"), LIMIT (460 seconds).
+# Every part is independent: one that fails or runs out of time leaves the others' results, and
+# the exit code is 1.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+PYTHON=${PYTHON:-python3}
+GPU_PYTHON=${GPU_PYTHON:-3.12}
+LIMIT=${LIMIT:-460}
+MAX_MIB=64
+PROGRAMS="llama-server"
+# what the measured commands import, without what they do not (matplotlib, hub clients)
+PACKAGES="numpy gguf pydantic typer rich httpx huggingface_hub safetensors jinja2 diskcache"
+
+fail() { echo "gpu.sh: $*" >&2; exit 1; }
+
+pack() {
+    local dir=$1 venv=.venv/bin/python
+    [ -x "$venv" ] || fail "no .venv here: make setup"
+    [ -x build/bin/llama-server ] || fail "build/bin/llama-server is missing: make setup"
+    rm -rf "$dir" && mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
+    local name
+    for name in $PROGRAMS; do cp -L "build/bin/$name" "$dir/bin/" || exit 1; done
+    cp -P build/bin/*.so* "$dir/bin/" || exit 1
+    find "$dir/bin" -type f -exec strip --strip-unneeded {} + 2>/dev/null
+    # compiled for the Python that is there, not for the one that is here
+    "$venv" -m pip install --quiet --disable-pip-version-check --target "$dir/site" \
+        --python-version "$GPU_PYTHON" --only-binary=:all: --no-compile $PACKAGES \
+        || fail "pip has no wheels for Python $GPU_PYTHON"
+    local declarations
+    declarations=$("$venv" -c 'import importlib.util as u; print(u.find_spec("llama_cpp").submodule_search_locations[0])') \
+        || fail "llama_cpp is missing in .venv: make setup"
+    echo "*" > "$dir/.gitignore"
+    mkdir -p "$dir/site/llama_cpp" && cp "$declarations"/*.py "$dir/site/llama_cpp/" || exit 1
+    rm -rf "$dir"/site/bin "$dir"/site/*/tests "$dir"/site/numpy/*/tests
+    find "$dir/site" -name __pycache__ -prune -exec rm -rf {} +
+    PYTHONPATH=bindings:bench:converter "$venv" -m dspine_bench.golden_bench "$dir/models" || exit 1
+    git rev-parse HEAD > "$dir/commit" || exit 1
+    [ -z "$(git status --porcelain -- . ':!bench/results')" ] || sed -i 's/$/-dirty/' "$dir/commit"
+    XZ_OPT="-1 -T0" tar -C "$dir" -cJf "$dir/packed.tar.xz" bin site models && rm -rf "$dir"/{bin,site,models} || exit 1
+    local mib
+    mib=$(du -sm "$dir" | cut -f1)
+    [ "$mib" -le "$MAX_MIB" ] || fail "$dir has $mib MiB, $MAX_MIB allowed"
+    echo "$dir: $mib MiB, commit $(cat "$dir/commit")"
+}
+
+unpack() {
+    local dir=$1
+    [ -f "$dir/packed.tar.xz" ] || fail "$dir/packed.tar.xz is missing: bench/gpu.sh pack $dir"
+    place=$(mktemp -d) || exit 1
+    trap 'rm -rf "$place"' EXIT
+    tar -C "$place" -xJf "$dir/packed.tar.xz" || fail "$dir/packed.tar.xz cannot be unpacked"
+    export DSPINE_BIN_DIR=$place/bin DSPINE_LIB_DIR=$place/bin LLAMA_CPP_LIB_PATH=$place/bin
+    export PYTHONPATH=$PWD/bindings:$PWD/bench:$PWD/converter:$place/site PYTHONUNBUFFERED=1
+    export DSPINE_BENCH_COMMIT
+    DSPINE_BENCH_COMMIT=$(cat "$dir/commit" 2>/dev/null)
+    "$PYTHON" -c 'import numpy, pydantic_core, dspine_bench.cli' \
+        || fail "$($PYTHON -V) cannot use the carried packages, made for Python $GPU_PYTHON"
+}
+
+# part NAME SECONDS COMMAND...: run it with what is left of the time; its result is NAME.json
+part() {
+    local name=$1 most=$2 left kind=${1%%-*}
+    shift 2
+    left=$((LIMIT - SECONDS))
+    [ "$left" -gt "$most" ] && left=$most
+    if [ "$left" -lt 10 ]; then
+        echo "gpu.sh: $name: no time left" >&2
+        failed=1
+        return
+    fi
+    local begin=$SECONDS
+    if timeout --kill-after=5 "$left" "$PYTHON" -m dspine_bench "$@" -o "$place/out-$name"; then
+        echo "gpu.sh: $name: done in $((SECONDS - begin)) s"
+    else
+        echo "gpu.sh: $name: failed ($?) after $((SECONDS - begin)) s" >&2
+        failed=1
+    fi
+    [ -f "$place/out-$name/$kind.json" ] && cp "$place/out-$name/$kind.json" "$OUT/$name.json"
+}
+
+measure() {
+    local dry=$1 shape
+    OUT=${OUT:-gpu-out}
+    mkdir -p "$OUT" || exit 1
+    failed=0
+    local devices
+    devices=$("$DSPINE_BIN_DIR/llama-server" --list-devices 2>&1) || fail "llama-server does not run: $devices"
+    echo "$devices"
+    nvidia-smi 2>/dev/null || true
+    if [ "$dry" = 0 ] && ! grep -qE '^ +[A-Za-z]+[0-9]+: ' <<<"$devices"; then
+        fail "llama.cpp finds no GPU here; bench/gpu.sh dry tries the script on a CPU"
+    fi
+    local target=${TARGET:-$place/models/target.gguf} draft=${DRAFT:-$place/models/draft.gguf}
+    local -a prompts=() size=(--repeats 5)
+    # one CPU thread for the tiny golden pair: more would only wait for each other
+    [ -n "${TARGET:-}" ] || prompts=(--prompts "$place/models/prompts.jsonl" -c 2048 --flag=-t --flag=1)
+    local -a threads=()
+    [ "$dry" = 0 ] || { size=(--quick --repeats 2); threads=(-t 1); }
+    # the shortest first, so that something is there if the time runs out
+    part tasks 90 tasks -m "$target" -md "$draft" "${prompts[@]}" -n 64 "${size[@]}"
+    for shape in ${SHAPES:-small medium 27b}; do
+        [ "$dry" = 0 ] || [ "$shape" = small ] || continue
+        part "draft-$shape" 240 draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"
+    done
+    ls -l "$OUT"
+    return "$failed"
+}
+
+main() {
+    local dir=${2:-gpu-build}
+    case ${1:-} in
+        pack) pack "$dir" ;;
+        run)
+            unpack "$dir"
+            mkdir -p "${OUT:=gpu-out}" || exit 1
+            measure 0 2>&1 | tee "$OUT/gpu.log"
+            return "${PIPESTATUS[0]}"
+            ;;
+        dry) unpack "$dir"; measure 1 ;;
+        *) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; return 2 ;;
+    esac
+}
+
+main "$@"
+exit

@@ -1,0 +1,191 @@
+"""The command line on servers that answer by rule: what is asked, in which order, what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dspine_bench.cli import main
+from dspine_bench.endpoints import grown, positions_of
+from dspine_bench.schema import ServerReport, load
+from support.bench import FakeServer
+
+Make = Callable[[], FakeServer]
+Pair = tuple[FakeServer, FakeServer]
+
+
+@pytest.fixture
+def pair(fakes: Make) -> Pair:
+    """A plain server and one with a drafter that is twice as fast."""
+    plain, drafting = fakes(), fakes()
+    drafting.drafts, drafting.ms_per_token = True, 1.0
+    return plain, drafting
+
+
+def run(pair: Pair, out: Path, *words: str, command: str = "tasks") -> int:
+    urls = ["--url", pair[1].url, "--url-baseline", pair[0].url]
+    return main([command, *urls, "-q", "-o", str(out), *words])
+
+
+def result(out: Path, name: str = "tasks") -> ServerReport:
+    found = load(out / f"{name}.json")
+    assert isinstance(found, ServerReport)
+    return found
+
+
+def completions(server: FakeServer) -> list[dict]:
+    return [body for path, body in server.requests if path == "/completion"]
+
+
+def test_tasks(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(pair, tmp_path, "--quick", "-n", "20") == 0
+    report = result(tmp_path)
+    rows = {(r.mode, r.category): r for r in report.summary}
+    row = rows["server", "all"]
+    assert row.ratio is not None and row.ratio.median == pytest.approx(2.0)
+    assert (row.prompts, row.tokens, row.accepted) == (8, 8 * 5 * 20, 8 * 5 * 10)
+    # what the counters of /metrics grew by, over all rounds
+    assert row.accepted_by_position == pytest.approx([5 / 9, 5 / 9])
+    assert rows["plain", "all"].accepted_by_position is None
+    assert report.provenance.pin == "abcdef012" and report.models == []
+    assert {s.compared for s in report.samples} == {"ids"}
+    shown = capsys.readouterr().out
+    assert "2.00 (2.00-2.00)" in shown and (tmp_path / "report.html").is_file()
+
+
+def test_order_and_fairness(pair: Pair, tmp_path: Path) -> None:
+    """Both servers get the same requests; every repeat asks all of them; the warm-up is dropped."""
+    assert run(pair, tmp_path, "--quick", "-n", "20", "--warmup", "2") == 0
+    plain, drafting = (completions(server) for server in pair)
+    assert plain == drafting
+    assert len(plain) == 2 + 8 * 5
+    assert all(body["cache_prompt"] is False and body["temperature"] == 0 for body in plain)
+    report = result(tmp_path)
+    assert len(report.samples) == 2 * 8 * 5
+    order = [(s.repeat, s.prompt, s.mode) for s in report.samples]
+    for first, second in zip(order[::2], order[1::2], strict=True):
+        assert first[:2] == second[:2] and first[2] != second[2], "the modes take turns"
+    assert {mode for _, _, mode in order[::2]} == {"plain", "server"}, "neither is always first"
+
+
+def test_other_text_fails(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair[1].shift = 1
+    assert run(pair, tmp_path, "--quick", "-n", "20") == 1
+    report = result(tmp_path)
+    row = next(r for r in report.summary if (r.mode, r.category) == ("server", "all"))
+    assert len(row.differing) == 8 and row.speed is None and row.ratio is None
+    captured = capsys.readouterr()
+    assert "not reported" in captured.out and "8 of 8 differ" in captured.out
+    assert "differ from plain decoding" in captured.err
+    assert run(pair, tmp_path, "--quick", "-n", "20", "--temperature", "1") == 0
+
+
+def test_a_seed_for_every_repeat(pair: Pair, tmp_path: Path) -> None:
+    assert run(pair, tmp_path, "--quick", "-n", "8", "--temperature", "0.8") == 0
+    seeds = [body.get("seed") for body in completions(pair[0])[1:]]
+    assert len(set(seeds)) == 5 and None not in seeds
+
+
+def test_thinking(pair: Pair, tmp_path: Path) -> None:
+    assert run(pair, tmp_path, "--quick", "-n", "8", "--thinking", "on") == 1
+    for server in pair:
+        server.template_thinks = True
+    assert run(pair, tmp_path, "--quick", "-n", "8", "--thinking", "both") == 0
+    names = {r.category for r in result(tmp_path).summary}
+    assert {"chat", "chat, thinking"} <= names
+    prompts = {body["prompt"] for body in completions(pair[1])}
+    assert any(p.endswith("<think>") for p in prompts) and not all("<think>" in p for p in prompts)
+
+
+def test_a_server_without_templates(pair: Pair, tmp_path: Path) -> None:
+    """Any OpenAI-compatible server: texts are compared, and there may be no counters."""
+    for server in pair:
+        server.routes -= {"/apply-template", "/metrics", "/completion", "/props"}
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 0
+    report = result(tmp_path)
+    assert {s.compared for s in report.samples} == {"text"}
+    assert all(r.accepted_by_position is None for r in report.summary)
+    assert all(r.ratio is not None for r in report.summary)
+
+
+def test_replay(pair: Pair, tmp_path: Path) -> None:
+    assert run(pair, tmp_path, "-n", "8", "-np", "3", "--repeats", "2", command="replay") == 0
+    report = result(tmp_path, "replay")
+    assert len(report.replays) == 4 and report.config.parallel == 3
+    assert {r.requests for r in report.replays} == {41}
+    assert all(s.first_token_ms is not None and s.accepted_at is None for s in report.samples)
+    row = next(r for r in report.summary if r.mode == "server")
+    assert row.latency_ms is not None and row.first_token_ms is not None
+    assert len({s.prompt for s in report.samples}) == 41
+    body = completions(pair[0])[-1]
+    assert body["cache_prompt"] is True and body["stream"] is True
+
+
+def test_depth(pair: Pair, tmp_path: Path) -> None:
+    assert run(pair, tmp_path, "-n", "8", "--depths", "0,300", command="depth") == 0
+    lengths = sorted({len(body["prompt"].split()) for body in completions(pair[0])[1:]})
+    assert len(lengths) == 2 and lengths[0] < 60
+    # the fake server's tokens are words; the text ends within a paragraph of what was asked
+    assert abs(lengths[1] - lengths[0] - 300) < 60
+    assert {r.category for r in result(tmp_path, "depth").summary} == {"0", "300", "all"}
+
+
+def test_json(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(pair, tmp_path, "--quick", "-n", "8", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "tasks.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["tasks"], 1, "--target and --drafter, or --url"),
+        (["tasks", "--url", "http://a:1"], 1, "--url-baseline"),
+        (["tasks", "-m", "absent.gguf", "-md", "b.gguf"], 1, "absent.gguf: no such file"),
+        (["tasks", "--url", "ftp://a", "--url-baseline", "http://b:1"], 1, "ftp://a"),
+        (["tasks", "--url", "http://127.0.0.1:1", "--url-baseline", "http://127.0.0.1:1"], 1, "1"),
+        (["tasks", "--sweep", "n-draft=0"], 1, "--target"),
+        (["tasks", "--repeats", "0"], 2, "--repeats"),
+        (["tasks", "--interleave", "never"], 2, "interleave"),
+        (["depth", "--depths", "a"], 2, "--depths"),
+        (["draft", "--shape", "huge"], 1, "small, medium, 27b"),
+        (["draft", "--type", "q1"], 1, "q8_0"),
+        (["nothing"], 2, "nothing"),
+        (["compare", "absent.json", "absent.json"], 1, "absent.json"),
+        (["report"], 1, "bench-out"),
+        (["all", "-m", "a.gguf"], 1, "belong together"),
+    ],
+)
+def test_errors(
+    words: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert said in captured.err and "Traceback" not in captured.err
+    assert len(captured.err.strip().splitlines()) <= 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for name in ("tasks", "depth", "replay", "draft", "convert", "compare", "table", "report"):
+        assert name in shown
+
+
+def test_counters() -> None:
+    assert positions_of("nothing of the kind") == []
+    text = (
+        "# HELP llamacpp:spec_decode_num_accepted_tokens_per_pos_total x\n"
+        'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 4\n'
+        'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9\n'
+    )
+    assert positions_of(text) == [9, 4]
+    assert grown([9], [10, 3]) == [1, 3] and grown([], [2]) == [2]

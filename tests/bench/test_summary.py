@@ -1,0 +1,104 @@
+"""Totals, medians, ratios and the comparison of texts."""
+
+from __future__ import annotations
+
+import pytest
+from dspine_bench.schema import Replay, Row, ServerReport
+from dspine_bench.summary import judge, median_speed, summarize
+from support.bench import DRAFT, PLAIN, report_of, sample
+
+
+def row(report: ServerReport, mode: str, category: str = "all") -> Row:
+    return next(r for r in report.summary if (r.mode, r.category) == (mode, category))
+
+
+def test_totals_are_added_then_divided() -> None:
+    """A long slow answer and a short fast one: the mean of the two rates would be 550."""
+    samples = [
+        sample("plain", "chat-1", 0, 1000.0, tokens=100),
+        sample("plain", "chat-2", 0, 10.0, tokens=10),
+    ]
+    assert median_speed(samples, True) == pytest.approx(1000 * 110 / 1010)
+
+
+def test_one_disturbed_request_changes_nothing() -> None:
+    calm = [sample("plain", p, r, 1000.0) for r in range(5) for p in ("chat-1", "code-1")]
+    disturbed = [
+        s.model_copy(update={"generated_ms": 9000.0})
+        if (s.repeat, s.prompt) == (3, "code-1")
+        else s
+        for s in calm
+    ]
+    assert median_speed(disturbed, True) == median_speed(calm, True) == pytest.approx(100.0)
+
+
+def test_ratio_and_counts(report: ServerReport) -> None:
+    found = row(report, "draft")
+    assert found.ratio is not None and found.ratio.median == pytest.approx(1002 / 502)
+    assert found.ratio.min <= found.ratio.median <= found.ratio.max
+    assert found.mean_accepted_length == pytest.approx((60 + 39) / 39)
+    assert found.acceptance_rate == pytest.approx(0.5)
+    assert found.accepted_by_position == pytest.approx([30 / 39, 20 / 39, 10 / 39])
+    plain = row(report, "plain")
+    assert plain.mean_accepted_length == 1.0 and plain.accepted_by_position is None
+    assert plain.ratio is not None and plain.ratio.median == 1.0
+
+
+def test_other_text_has_no_speed(report: ServerReport) -> None:
+    changed = [
+        s.model_copy(update={"digest": "other"})
+        if (s.mode, s.prompt, s.repeat) == ("draft", "chat-1", 2)
+        else s
+        for s in report.samples
+    ]
+    bad = report_of(changed)
+    chat = row(bad, "draft", "chat")
+    assert chat.differing == ["chat-1"] and chat.speed is None and chat.ratio is None
+    # the rest is compared on the prompts that remain, on both sides
+    code = row(bad, "draft", "code")
+    assert code.differing == [] and code.ratio is not None
+    everything = row(bad, "draft")
+    assert everything.differing == ["chat-1"] and everything.ratio is not None
+    assert row(report_of(report.samples), "draft").differing == []
+
+
+def test_an_unstable_baseline_proves_nothing(report: ServerReport) -> None:
+    samples = [
+        s.model_copy(update={"digest": f"{s.repeat}"}) if s.prompt == "chat-1" else s
+        for s in report.samples
+    ]
+    verdict = judge(samples, DRAFT)
+    assert verdict.unstable == {"chat-1"} and not verdict.differing
+
+
+def test_sampled_texts_are_not_compared(report: ServerReport) -> None:
+    modes = tuple(m.model_copy(update={"temperature": 1.0}) for m in (PLAIN, DRAFT))
+    samples = [s.model_copy(update={"digest": f"{s.mode}{s.repeat}"}) for s in report.samples]
+    found = summarize(modes, samples)
+    assert not any(r.checked or r.differing for r in found)
+    assert all(r.speed for r in found)
+
+
+def test_without_server_times_both_sides_use_the_clients(report: ServerReport) -> None:
+    samples = [
+        s.model_copy(update={"generated_ms": 0.0}) if s.mode == "draft" else s
+        for s in report.samples
+    ]
+    found = row(report_of(samples), "draft")
+    assert found.ratio is not None and found.ratio.median == pytest.approx(1008 / 508)
+
+
+def test_replay_is_all_tokens_over_wall_time(report: ServerReport) -> None:
+    replays = [
+        Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=wall)
+        for r in range(5)
+        for mode, wall in (("plain", 900.0), ("draft", 300.0 + r))
+    ]
+    found = summarize((PLAIN, DRAFT), report.samples, replays)
+    draft = next(r for r in found if r.mode == "draft" and r.category == "all")
+    assert draft.speed is not None and draft.speed.median == pytest.approx(300 / 0.302)
+    assert draft.ratio is not None and draft.ratio.max == pytest.approx(3.0)
+    assert draft.latency_ms is not None and draft.latency_ms.median == pytest.approx(508.0)
+    bad = [s.model_copy(update={"digest": "x"}) if s.mode == "draft" else s for s in report.samples]
+    other = summarize((PLAIN, DRAFT), bad, replays)
+    assert all(r.speed is None for r in other if r.mode == "draft")

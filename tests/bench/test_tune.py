@@ -1,0 +1,93 @@
+"""`dspine tune`: the depths, the choice, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from dspine import InvalidError
+from dspine._tune import PLAIN, Point, _point, _Run, choose, depths_for, read_prompts
+from dspine._tuned import stored_depth
+from dspine.commands.tune import tune
+from dspine_bench.golden_bench import write_pair
+from support.golden import GOLDEN
+
+
+def point(depth: int, ratio: float, differing: int = 0) -> Point:
+    return Point(depth, 10 * ratio, ratio, ratio * 0.9, ratio * 1.1, 1.0 + depth / 4, differing)
+
+
+@pytest.mark.parametrize(
+    ("points", "chosen"),
+    [
+        ([(2, 1.2), (7, 1.8), (15, 1.5)], 7),
+        ([(2, 0.9), (7, 0.7), (15, 0.4)], 0),  # never slower than plain decoding
+        ([(2, 1.001), (7, 0.7)], 0),  # a gain that is noise is none
+        ([(2, 1.1), (7, 1.105)], 2),  # as good, and needs less memory
+        ([], 0),
+    ],
+)
+def test_choice(points: list[tuple[int, float]], chosen: int) -> None:
+    assert choose([point(PLAIN, 1.0), *(point(d, r) for d, r in points)]) == chosen
+
+
+def test_other_text_is_not_chosen() -> None:
+    points = [point(0, 1.0), point(3, 1.2), point(7, 3.0, differing=1)]
+    assert choose(points) == 3
+
+
+def test_a_point() -> None:
+    plain = [_Run(100, 1000.0, 99, 0, ((1, 2), (3,))), _Run(100, 2000.0, 99, 0, ((1, 2), (3,)))]
+    mine = [_Run(100, 500.0, 40, 60, ((1, 2), (3,))), _Run(100, 800.0, 40, 60, ((1, 2), (4,)))]
+    found = _point(7, mine, plain)
+    assert (found.ratio_min, found.ratio, found.ratio_max) == pytest.approx((2.0, 2.25, 2.5))
+    assert found.mean_accepted_length == pytest.approx(2.5) and found.differing == 1
+    assert _point(0, plain, plain).ratio == 1.0
+
+
+def test_depths() -> None:
+    assert depths_for(16) == [2, 3, 4, 7, 15]
+    assert depths_for(8) == [2, 3, 4, 7]
+    assert depths_for(6) == [2, 3, 4, 5]
+    assert depths_for(16, [5, 2, 5]) == [2, 5]
+    for wrong in (0, 16):
+        with pytest.raises(InvalidError, match=rf"depth {wrong}: the drafter's are 1 to 15"):
+            depths_for(16, [wrong])
+
+
+def test_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("One.\n\n  Two. \n")
+    assert [p[0]["content"] for p in read_prompts(path)] == ["One.", "Two."]
+    path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
+    assert [p[0]["content"] for p in read_prompts(path)] == ["a", "b"]
+    for text, said in (
+        ("\n", "no prompt"),
+        ('{"prompt": "a"}\n{\n', r"prompts.txt:2: no JSON"),
+        ('{"x": 1}', r"prompts.txt:1: expected"),
+        ('{"messages": [1]}', r"prompts.txt:1: a message"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidError, match=said):
+            read_prompts(path)
+
+
+@pytest.mark.e2e
+def test_on_the_golden_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    pair = write_pair(GOLDEN, tmp_path / "models")
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(tune)
+    words = [str(pair.target), str(pair.draft), "--prompts", str(pair.prompts), "--json"]
+    words += ["--depths", "7", "--repeats", "1", "-n", "24", "-c", "1024", "--cache-type", "f32"]
+    typer.main.get_command(app).main([*words, "--flag=-t", "--flag=1"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert [p["depth"] for p in found["points"]] == [0, 7]
+    assert all(p["differing"] == 0 for p in found["points"])
+    assert found["points"][1]["mean_accepted_length"] > 3.0
+    assert found["n_draft"] == stored_depth(pair.target, pair.draft)
+    assert Path(found["stored"]).is_relative_to(tmp_path)
