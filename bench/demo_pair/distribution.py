@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from dspine import Pair, PairOptions
-from dspine_bench.llama_server import LlamaServer
+from dspine import Pair, PairOptions, Server
+from dspine_bench.llama_server import plain_server
 from scipy.stats import chisquare
 
 from demo_pair.collect import texts_of
@@ -74,9 +74,7 @@ def find_place(target: Path, draft: Path, texts: Path) -> Place:
     raise SystemExit(f"{texts}: no fitting place in these texts")
 
 
-def sample(
-    server: LlamaServer, place: Place, count: int, parallel: int
-) -> tuple[Counter[int], int]:
+def sample(server: Server, place: Place, count: int, parallel: int) -> tuple[Counter[int], int]:
     """The tested token of `count` seeds, and how many of them came from an accepted draft."""
 
     def one(seed: int) -> tuple[int, int]:
@@ -128,12 +126,11 @@ def main() -> None:
     args = parser.parse_args()
     place = find_place(args.target, args.draft, args.texts)
     slots = args.parallel
-    flags: list[str | Path] = ["-m", args.target, "-md", args.draft, "-np", str(slots)]
-    flags += ["-c", str(1024 * slots), "-t", str(args.threads)]
+    flags = ["-np", str(slots), "-c", str(1024 * slots), "-t", str(args.threads)]
     report: dict[str, Any] = {"schema_version": 1, "n_predict": N_PREDICT, "parallel": slots}
     with (
         tempfile.TemporaryDirectory() as folder,
-        LlamaServer(args.server, flags, Path(folder) / "server.log") as server,
+        plain_server(args.target, args.draft, flags, Path(folder) / "log", args.server) as server,
     ):
         seen, hits = sample(server, place, args.samples, slots)
     report |= compare(seen, place.expected) | {"rounds_with_accepted": hits}

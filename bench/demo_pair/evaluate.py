@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dspine_bench.llama_server import Completion, LlamaServer
+from dspine import Completion, Server
+from dspine_bench.llama_server import plain_server
 
 from demo_pair.prompts import Prompt, held_out
 
@@ -47,13 +48,13 @@ class Counts:
     milliseconds: float = 0.0
     diverged: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, done: Completion, milliseconds: float) -> None:
+    def add(self, done: Completion) -> None:
         self.prompts += 1
         self.tokens += len(done.tokens)
-        self.rounds += max(done.rounds, 0)
+        self.rounds += done.rounds
         self.drafted += done.drafted
         self.accepted += done.accepted
-        self.milliseconds += milliseconds
+        self.milliseconds += done.generated_ms
 
     def summary(self) -> dict[str, Any]:
         length = (self.accepted + self.rounds) / self.rounds if self.rounds else 1.0
@@ -85,7 +86,7 @@ def chosen_prompts(each: int) -> list[Prompt]:
     return out
 
 
-def prompt_ids(server: LlamaServer, prompt: Prompt) -> list[int]:
+def prompt_ids(server: Server, prompt: Prompt) -> list[int]:
     """The prompt under the target's chat template, as token ids."""
     messages = [{"role": "user", "content": prompt.text}]
     shaped = server.post("/apply-template", {"messages": messages})["prompt"]
@@ -102,7 +103,7 @@ def first_difference(left: list[int], right: list[int]) -> int | None:
     return None
 
 
-def margin(server: LlamaServer, ids: list[int]) -> float:
+def margin(server: Server, ids: list[int]) -> float:
     """Gap between the target's two likeliest next tokens, in log-probability."""
     body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 2, "cache_prompt": False}
     best = server.post("/completion", body)["completion_probabilities"][0]["top_logprobs"]
@@ -111,37 +112,17 @@ def margin(server: LlamaServer, ids: list[int]) -> float:
 
 def run_one(
     args: argparse.Namespace, draft: Path | None, logs: Path
-) -> list[tuple[Prompt, list[int], Completion, float]]:
+) -> list[tuple[Prompt, list[int], Completion]]:
     """Every prompt once, on a fresh server."""
-    flags: list[str | Path] = ["-m", args.target, "-c", "2048", "-np", "1", "-t", str(args.threads)]
-    flags += args.flag
-    if draft is not None:
-        flags += ["-md", draft]
+    flags = ["-c", "2048", "-np", "1", "-t", str(args.threads), *args.flag]
+    settings = SAMPLED if args.sampled else GREEDY
     results = []
     log = logs / f"{draft.stem if draft else 'plain'}.log"
-    with LlamaServer(args.server, flags, log) as server:
+    with plain_server(args.target, draft, flags, log, args.server) as server:
         for prompt in chosen_prompts(args.each):
             ids = prompt_ids(server, prompt)
-            reply = server.post(
-                "/completion",
-                {
-                    "prompt": ids,
-                    "n_predict": args.n_predict,
-                    "return_tokens": True,
-                    "cache_prompt": False,
-                    **(SAMPLED if args.sampled else GREEDY),
-                },
-            )
-            timings = reply["timings"]
-            done = Completion(
-                reply["tokens"],
-                reply["content"],
-                timings.get("draft_n", 0),
-                timings.get("draft_n_accepted", 0),
-                0,
-                reply.get("stop_type", ""),
-            )
-            results.append((prompt, ids, done, float(timings["predicted_ms"])))
+            done = server.complete(ids, args.n_predict, **settings)
+            results.append((prompt, ids, done))
     return results
 
 
@@ -151,16 +132,17 @@ def compare(
     """Counts by category of one drafter, and where its text left the target's."""
     counts: dict[str, Counts] = defaultdict(Counts)
     apart = []
-    for prompt, ids, done, milliseconds in run_one(args, draft, logs):
+    for prompt, ids, done in run_one(args, draft, logs):
         for name in ("all", prompt.category):
-            counts[name].add(done, milliseconds)
+            counts[name].add(done)
         # Sampled text is another by design: the draws follow the rounds.
         where = None if args.sampled else first_difference(plain[prompt.text], done.tokens)
         if where is not None:
             apart.append((prompt, where, ids + plain[prompt.text][:where]))
-    flags: list[str | Path] = ["-m", args.target, "-c", "2048", "-np", "1", *args.flag]
+    flags = ["-c", "2048", "-np", "1", *args.flag]
     if apart:
-        with LlamaServer(args.server, flags, logs / "margins.log") as server:
+        log = logs / "margins.log"
+        with plain_server(args.target, None, flags, log, args.server) as server:
             for prompt, where, ids in apart:
                 entry = {"prompt": prompt.text, "token": where, "margin": margin(server, ids)}
                 for name in ("all", prompt.category):
@@ -212,10 +194,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder)
         alone = run_one(args, None, logs)
-        plain = {prompt.text: done.tokens for prompt, _, done, _ in alone}
+        plain = {prompt.text: done.tokens for prompt, _, done in alone}
         total = Counts()
-        for _, _, done, milliseconds in alone:
-            total.add(done, milliseconds)
+        for _, _, done in alone:
+            total.add(done)
         report["plain"] = total.summary()
         for draft in args.draft:
             found = compare(args, draft, plain, logs)
@@ -223,7 +205,7 @@ def main() -> None:
             note(f"{draft.stem}: {found['all']['mean_accepted_length']}")
             if args.positions:
                 report["drafters"][draft.stem]["positions"] = positions(
-                    args, draft, [ids for _, ids, _, _ in alone]
+                    args, draft, [ids for _, ids, _ in alone]
                 )
             args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

