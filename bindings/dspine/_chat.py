@@ -31,6 +31,9 @@ class StoppedError(Exception):
 class Chat:
     """Reads messages line by line and prints answers while they grow.
 
+    Attributes:
+        failed: a message could not be answered.
+
     Args:
         engine: who answers.
         settings: of every answer.
@@ -48,6 +51,7 @@ class Chat:
         self._messages: list[dict[str, str]] = list(self._system)
         self._last: Result | None = None
         self._interrupt = _Interrupt()
+        self.failed = False
 
     def run(self, lines: TextIO) -> None:
         """Answer until the input ends or says /exit."""
@@ -57,7 +61,10 @@ class Chat:
         with self._interrupt.handled():
             while (line := self._read(lines, terminal)) is not None:
                 text = line.strip()
-                if text.startswith("/"):
+                if (bad := _first_bad_byte(text)) is not None:
+                    self.failed = True
+                    say(f"dspine: no UTF-8 text at byte {bad} of this message")
+                elif text.startswith("/"):
                     if not self._command(text):
                         return
                 elif text:
@@ -70,6 +77,7 @@ class Chat:
             result = self._show(text)
         except InvalidError as error:
             self._messages.pop()
+            self.failed = True
             say(f"dspine: {error}\n(/clear forgets the conversation)")
             return
         self._last = result
@@ -121,6 +129,15 @@ class Chat:
         else:
             say(f"unknown command {text.split()[0]}: {HELP}")
         return True
+
+
+def _first_bad_byte(text: str) -> int | None:
+    """Where a line was no UTF-8: such bytes come as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return len(text[: error.start].encode())
+    return None
 
 
 class _Interrupt:

@@ -127,7 +127,9 @@ def select(spec: str | None) -> Device:
     gpus = detect_gpus()
     if not gpus:
         raise DspineError(
-            f"--gpu {spec}: no GPU was detected here; name its memory, for instance --gpu 24G"
+            f"--gpu {spec}: this is no size such as 24G, and no GPU was detected here"
+            if spec != DETECTED
+            else "--gpu detected: no GPU was detected here; name its memory, such as --gpu 24G"
         )
     if spec == DETECTED:
         return gpus[0]

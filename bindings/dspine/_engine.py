@@ -152,6 +152,13 @@ class Engine:
             )
         self._policy = _policy(chosen, self._pair.info.n_draft)
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"n_ctx {self.info.n_ctx}, n_draft {self.n_draft}"
+        return f"<dspine.Engine, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Engine cannot be copied or pickled; open another one")
+
     def __enter__(self) -> Engine:
         return self
 
@@ -465,7 +472,10 @@ class Stream(Iterator[Piece]):
         self._thread = threading.current_thread()
         policy = self._policy
         try:
-            raw = engine._pair.step_raw(policy.next_depth())
+            depth = policy.next_depth()
+            if depth < 0:
+                raise InvalidError(f"next_depth() of the policy gave {depth}, expected 0 or more")
+            raw = engine._pair.step_raw(depth)
             emitted, stop = tuple(raw.emitted[: raw.n_emitted]), STOPS[raw.stop]
             if raw.anchor_pos >= 0 and not isinstance(policy, FixedDepth):
                 policy.observe(to_round(raw), raw.draft_us / 1000, raw.verify_us / 1000)

@@ -283,7 +283,7 @@ def _hub_files(repo: str) -> list[str]:
     from huggingface_hub import HfApi
 
     if hub.is_offline():
-        raise HeaderError(f"{repo}: name the file as {repo}:FILE.gguf; HF_HUB_OFFLINE is set")
+        raise HeaderError(f"{repo}: HF_HUB_OFFLINE is set; name a cached file as {repo}:FILE.gguf")
     try:
         return list(HfApi().list_repo_files(repo))
     except Exception as error:  # the client's types differ between versions

@@ -209,6 +209,11 @@ class Plan:
         """The largest context that fits, at most what the target was trained for; None: none."""
         return _largest(self._models, self.request, self.device)
 
+    @property
+    def trained_n_ctx(self) -> int:
+        """The context, over all slots, that the target was trained for: more is never proposed."""
+        return _trained(self._models, self.request)
+
     @functools.cached_property
     def levers(self) -> tuple[Lever, ...]:
         """What each change would give, the most helpful first."""
@@ -235,7 +240,22 @@ def make_plan(target: Header, draft: Header | None, request: PlanRequest, device
     is_dspine = models.draft is None or models.draft.rank > 0
     estimated = models.target.arch not in EXACT or not is_dspine
     components = _components(models, checked, device)
+    notes += _context_notes(models, request, checked)
     return Plan(checked, device, components, estimated, notes, models)
+
+
+def _context_notes(models: _Models, asked: PlanRequest, checked: PlanRequest) -> tuple[str, ...]:
+    """What is to be said of a context that was asked for."""
+    if asked.n_ctx is None:
+        return ()
+    total = _cells(checked)[1]
+    notes = []
+    if total != asked.n_ctx:
+        notes.append(f"-c {asked.n_ctx} is rounded up to {total}")
+    trained = _trained(models, checked)
+    if total > trained:
+        notes.append(f"-c {total} is more than the {trained} that the target was trained for")
+    return tuple(notes)
 
 
 def _models(target: Header, draft: Header | None, features: frozenset[str]) -> _Models:
@@ -549,14 +569,18 @@ def _used(models: _Models, request: PlanRequest, device: Device) -> int:
 def _largest(models: _Models, request: PlanRequest, device: Device) -> int | None:
     """The largest context that fits; None where not even the smallest does."""
     step = CELLS if request.kv_unified else CELLS * request.n_parallel
-    trained = padded(models.target.n_ctx_train or 1 << 20, CELLS)
-    most = trained // CELLS * (request.n_parallel if request.kv_unified else 1)
+    most = _trained(models, request) // step
 
     def over(steps: int) -> int:
         return _used(models, replace(request, n_ctx=steps * step), device) - device.room
 
     steps = _last_below_zero(over, most)
     return None if steps is None else steps * step
+
+
+def _trained(models: _Models, request: PlanRequest) -> int:
+    """Trained context of every slot together, in whole cells."""
+    return padded(models.target.n_ctx_train or 1 << 20, CELLS) * request.n_parallel
 
 
 def _last_below_zero(function: Callable[[int], int], most: int) -> int | None:

@@ -67,7 +67,8 @@ def _fail(error: BaseException, arguments: Sequence[str]) -> int:
     usage = usage_text(error) if usage_text is not None else None
     words = own_words(arguments)
     if usage is not None:
-        code, text = int(ExitCode.USAGE), f"{usage} (see --help)"
+        hint = "; flags of llama-server go after --" if "serve" in words else ""
+        code, text = int(ExitCode.USAGE), f"{usage} (see --help{hint})"
     else:
         code, text = _outcome(error)
         if "--debug" in words:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dspine import Engine, Round, _chat
 from dspine._chat import Chat
+from dspine._tuned import store_depth
 from dspine_bench.golden_target import text_of
 from support.golden import GOLDEN, Run, load_rounds
 from support.server import Files
@@ -137,6 +139,31 @@ def test_a_message_that_does_not_fit_is_refused(
     out, err = capsys.readouterr()
     assert "does not fit a context of 512" in err and "/clear" in err
     assert out.strip() == engine.generate("[2]", max_tokens=4, temperature=0).text
+
+
+def test_a_message_of_other_bytes_is_refused(files: Files) -> None:
+    """The next one is answered; the exit code tells a script that one was not."""
+    done = _dspine(files, "chat", "-n", "4", "--temp", "0", stdin=b"[1]\xff\xfe\n[2]\n")
+    assert done.returncode == 1
+    assert "no UTF-8 text at byte 3 of this message" in done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_pair_that_was_tuned_to_plain_decoding_says_so(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    store_depth(*files, 0)
+    done = _dspine(files, "generate", "[1]", "-n", "4", "--temp", "0")
+    assert "not drafting: dspine tune" in done.stderr and "--n-draft" in done.stderr
+    asked = _dspine(files, "generate", "[1]", "-n", "4", "--temp", "0", "--n-draft", "3")
+    assert "not drafting" not in asked.stderr
+
+
+def test_a_full_context_is_named(files: Files) -> None:
+    done = _dspine(files, "generate", "[1]", "-c", "64", "--temp", "0")
+    assert "a context of 256, not 64" in done.stderr
+    assert "255 tokens, the context is full" in done.stderr
 
 
 class Interrupting:

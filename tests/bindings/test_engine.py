@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +254,24 @@ def test_depth_of_an_engine(files: Files, recorded: Recorded) -> None:
         Engine(*files, **EXACT, n_draft=12) as engine,
     ):
         assert engine.n_draft == DEPTH
+
+
+def test_a_policy_with_a_negative_depth_is_refused(engine: Engine, recorded: Recorded) -> None:
+    class Wrong(FixedDepth):
+        def next_depth(self) -> int:
+            return -4
+
+    with pytest.raises(InvalidError, match="gave -4"):
+        engine.generate(recorded.runs[0].prompt, max_tokens=4, n_draft=Wrong(0))
+    run = recorded.runs[0]
+    assert engine.generate(run.prompt, max_tokens=4, temperature=0).tokens == run.plain[:4]
+
+
+def test_an_engine_has_a_name_and_no_copies(engine: Engine) -> None:
+    assert "n_draft 7" in repr(engine)
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="open another one"):
+            copier(engine)
 
 
 def test_a_policy_that_learns_is_asked_every_round(engine: Engine, recorded: Recorded) -> None:

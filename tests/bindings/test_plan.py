@@ -87,6 +87,17 @@ def test_it_does_not_fit(cli: Cli, big: dict[str, Path]) -> None:
     assert "no context fits" in none.out
 
 
+def test_a_context_beyond_the_trained_one(cli: Cli, big: dict[str, Path]) -> None:
+    """What was asked for fits; the largest that is proposed is the trained one, and it says so."""
+    done = cli("plan", big["target"], "--gpu", "200G", "-c", 300000)
+    assert done.code == 0
+    assert "note: -c 300000 is rounded up to 300032" in done.out
+    assert "note: -c 300032 is more than the 262144 that the target was trained for" in done.out
+    assert "all of the 262144 that the target was trained for fit" in done.out
+    within = cli("plan", big["target"], "--gpu", "24G", "-c", 4096)
+    assert "note: -c" not in within.out and "largest -c that fits: " in within.out
+
+
 def test_json(cli: Cli, big: dict[str, Path]) -> None:
     words = ("--gpu", "24576M", "--n-draft", 7, "-np", 2, "-ub", 256, "--cache-type", "q8_0")
     done = cli("plan", big["target"], big["q4_k_m"], *words, "--json")
@@ -228,6 +239,8 @@ def test_nothing_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     memory = _devices.detect()
     assert [d.is_gpu for d in memory] == [False]
     assert memory[0].total_bytes > 0
+    with pytest.raises(DspineError, match="--gpu 24Q: this is no size such as 24G"):
+        select("24Q")
     with pytest.raises(DspineError, match="--gpu detected: no GPU was detected here"):
         select("detected")
     _program(tmp_path, "llama-server", "#!/bin/sh\nexit 3\n")

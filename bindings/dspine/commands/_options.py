@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from dspine_convert.streams import say
 
 if TYPE_CHECKING:
     from dspine._engine import Engine
@@ -75,6 +77,7 @@ def open_engine(
     from dspine._engine import Engine
     from dspine._models import check_pair, open_model
     from dspine._pair import set_log_level
+    from dspine._sampling import FixedDepth
 
     found_target = open_model(target, "-m")
     found_draft = None if draft is None else open_model(draft, "-md")
@@ -82,7 +85,9 @@ def open_engine(
     if verbose:
         set_log_level("info")
     draft_path: Path | None = None if found_draft is None else found_draft.path(fetch=True)
-    return Engine(
+    if sys.stderr.isatty():
+        say("loading ...")
+    engine = Engine(
         found_target.path(fetch=True),
         draft_path,
         n_ctx=ctx_size,
@@ -95,6 +100,11 @@ def open_engine(
         n_gpu_layers_draft=gpu_layers,
         threads=threads,
     )
+    if draft is not None and n_draft is None and engine.policy == FixedDepth(0):
+        say("not drafting: dspine tune found plain decoding faster; --n-draft N drafts anyway")
+    if ctx_size and engine.info.n_ctx > ctx_size:
+        say(f"a context of {engine.info.n_ctx}, not {ctx_size}: llama.cpp rounds up")
+    return engine
 
 
 def settings_of(**given: Any) -> Settings:

@@ -60,4 +60,8 @@ def chat(
         gpu_layers=gpu_layers,
         verbose=verbose,
     ) as engine:
-        Chat(engine, settings, system=system, thinking=thinking).run(sys.stdin)
+        conversation = Chat(engine, settings, system=system, thinking=thinking)
+        conversation.run(sys.stdin)
+    # In a terminal the user has seen it and gone on.
+    if conversation.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)

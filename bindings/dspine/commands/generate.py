@@ -80,7 +80,8 @@ def _run(engine: Engine, text: str, settings: Settings, *, json: bool) -> None:
             with shown() as show:
                 for piece in stream:
                     show(piece.text, status_line(stream, time.monotonic() - begin))
-    say(f"{stream.n_tokens} tokens, {status_line(stream, time.monotonic() - begin)}")
+    full = ", the context is full" if stream.result.stop_reason == "context" else ""
+    say(f"{stream.n_tokens} tokens{full}, {status_line(stream, time.monotonic() - begin)}")
 
 
 def _document(result: Result) -> dict[str, Any]:

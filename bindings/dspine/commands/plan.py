@@ -143,6 +143,8 @@ def _verdict(plan: Plan) -> str:
     free = (plan.device.room - plan.device_bytes) / MIB
     largest = plan.largest_n_ctx
     limit = f"largest -c that fits: {largest}" if largest else "no context fits"
+    if largest == plan.trained_n_ctx:
+        limit = f"all of the {largest} that the target was trained for fit"
     if plan.fits:
         return f"fits: -c {plan.n_ctx}, {free:.0f} MiB to spare; {limit}"
     return f"does not fit: -c {plan.n_ctx} lacks {-free:.0f} MiB; {limit}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dspine._tune import Point
 
 BAR = 30  # characters of the best depth's bar
+ENOUGH = 3  # starts of each server, below which a choice may be noise
 
 
 _PromptsOpt = Annotated[
@@ -83,11 +84,17 @@ def tune(
         cache_type=cache_type,
         extra=tuple(flags or ()),
     )
-    _finish(points, files, cache_type, store=store, json=json)
+    _finish(points, files, cache_type, repeats, store=store, json=json)
 
 
 def _finish(
-    points: list[Point], files: tuple[Path, Path], cache: str, *, store: bool, json: bool
+    points: list[Point],
+    files: tuple[Path, Path],
+    cache: str,
+    repeats: int,
+    *,
+    store: bool,
+    json: bool,
 ) -> None:
     """Choose, keep, show."""
     from dspine._tune import choose
@@ -99,7 +106,9 @@ def _finish(
     else:
         _print_curve(points, best)
     if stored is not None:
-        say(f"kept in {stored}; dspine serve uses it for this pair")
+        say(f"kept in {stored}: serve, chat, generate and Engine use it; --n-draft N overrides")
+        if repeats < ENOUGH:
+            say(f"from few starts ({repeats}): run it again with --repeats {ENOUGH} to be sure")
 
 
 def _store(files: tuple[Path, Path], depth: int, points: list[Point], cache: str) -> Path:
@@ -136,4 +145,5 @@ def _print_curve(points: list[Point], best: int) -> None:
     if best:
         typer.echo(f"{best} tokens a round are fastest here.")
     else:
-        typer.echo("No depth beats plain decoding here: nothing will be drafted.")
+        tried = ", ".join(str(point.depth) for point in points if point.depth)
+        typer.echo(f"Plain decoding is fastest here; tried: {tried}. Nothing will be drafted.")
