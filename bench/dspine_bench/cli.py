@@ -15,6 +15,11 @@ from dspine_convert.signals import signals_held, signals_raise
 from dspine_convert.streams import prepare_streams, say, settle_stdout
 
 
+def _reader_left(error: BaseException) -> bool:
+    """Whether `| head` and the like closed standard output; the parser ends with SystemExit."""
+    return isinstance(error, BrokenPipeError | SystemExit)
+
+
 def _outcome(error: BaseException) -> tuple[int, str]:
     """Exit code and message of whatever ended the run."""
     command = sys.modules.get("dspine_bench.command")
@@ -49,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _run(arguments)
     except BaseException as error:
         with signals_held():
-            code, text = _outcome(error)
+            code, text = (ExitCode.FAILED, "") if _reader_left(error) else _outcome(error)
             if "--debug" in arguments:
                 say("".join(traceback.format_exception(error)))
-            say(f"dspine-bench: {text}")
+            if text:
+                say(f"dspine-bench: {text}")
     lost = settle_stdout()
     if lost is not None and code == ExitCode.DONE:
-        say(f"dspine-bench: standard output: {lost.strerror or lost}")
+        if not _reader_left(lost):
+            say(f"dspine-bench: standard output: {lost.strerror or lost}")
         code = ExitCode.FAILED
     return int(code)

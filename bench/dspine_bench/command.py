@@ -84,6 +84,7 @@ def tasks(
     server: o.ServerOpt = None,
     flash_attn: o.FlashOpt = "on",
     flag: o.ExtraOpt = None,
+    threads: o.ThreadsOpt = 0,
     output: o.OutputOpt = OUT,
     quick: o.QuickOpt = False,
     quiet: o.QuietOpt = False,
@@ -121,6 +122,7 @@ def depth(
     server: o.ServerOpt = None,
     flash_attn: o.FlashOpt = "on",
     flag: o.ExtraOpt = None,
+    threads: o.ThreadsOpt = 0,
     output: o.OutputOpt = OUT,
     quick: o.QuickOpt = False,
     quiet: o.QuietOpt = False,
@@ -169,6 +171,7 @@ def replay(
     server: o.ServerOpt = None,
     flash_attn: o.FlashOpt = "on",
     flag: o.ExtraOpt = None,
+    threads: o.ThreadsOpt = 0,
     output: o.OutputOpt = OUT,
     quick: o.QuickOpt = False,
     quiet: o.QuietOpt = False,
@@ -195,7 +198,7 @@ def draft(
     repeats: o.RepeatsOpt = 5,
     calls: Annotated[int, typer.Option(min=1, help="Of each kind, in each repeat.")] = 5,
     context: Annotated[int, typer.Option(min=16, help="Tokens before the block.")] = 256,
-    threads: Annotated[int, typer.Option("-t", min=0, help="0: all cores.")] = 0,
+    threads: o.ThreadsOpt = 0,
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For the models; the 27b shape: 25 GB.")
     ] = None,
@@ -316,14 +319,17 @@ ResultsArg = Annotated[
 ]
 
 
-def _load_all(paths: list[Path] | None) -> list[Report]:
+def _load_all(paths: list[Path] | None) -> tuple[list[str], list[Report]]:
+    """Results, and names of their files that tell them apart."""
     from dspine_bench.errors import BenchError
     from dspine_bench.schema import load
 
     found = paths or sorted(OUT.glob("*.json"))
     if not found:
         raise BenchError(f"{OUT}: no results there; name some")
-    return [load(path) for path in found]
+    short = [path.name for path in found]
+    names = short if len(set(short)) == len(short) else [str(path) for path in found]
+    return names, [load(path) for path in found]
 
 
 @app.command("table", context_settings=HELP)
@@ -332,17 +338,19 @@ def table(results: ResultsArg = None) -> None:
     from dspine_bench import published
     from dspine_bench.terminal import console
 
-    reports = _load_all(results) if results or list(OUT.glob("*.json")) else []
+    names, reports = _load_all(results) if results or list(OUT.glob("*.json")) else ([], [])
     out = console()
     out.print(published.table(reports))
-    for line in published.conditions(reports):
-        out.print(f"measured here: {line}")
+    for line in published.conditions(reports, names):
+        out.print(f"measured here: {line}", markup=False)
 
 
 @app.command("report", context_settings=HELP)
 def report(
     results: ResultsArg = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE")] = Path("report.html"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="-: standard output.")
+    ] = Path("report.html"),
     png: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the figures there as PNG.")
     ] = None,
@@ -350,11 +358,14 @@ def report(
     """Make the page, and PNG files, from results."""
     from dspine_bench import page, plots
 
-    reports = _load_all(results)
-    typer.echo(page.write(reports, output))
+    names, reports = _load_all(results)
+    if str(output) == "-":
+        typer.echo(page.render(reports, names), nl=False)
+    else:
+        typer.echo(page.write(reports, output, names))
     if png:
-        for path in plots.save_png(plots.plots(reports), png):
-            typer.echo(path)
+        for path in plots.save_png(plots.plots(reports, names), png):
+            typer.echo(path, err=str(output) == "-")
 
 
 app.add_typer(convert_app, name="convert")

@@ -86,4 +86,15 @@ def conditions(first: Report, second: Report) -> list[str]:
         hashes, others = ([m.sha256 for m in r.models] for r in (first, second))
         pairs.append(("model files", hashes, others))
         pairs.append(("prompts", first.files, second.files))
-    return [f"{name} differs" for name, a, b in pairs if a != b]
+    return [f"{name} differs" for name, a, b in pairs if a != b] + _other_prompts(first, second)
+
+
+def _left_out(report: Report) -> dict[str, set[str]]:
+    rows = report.summary if isinstance(report, ServerReport) else []
+    return {f"{r.mode}, {r.category}": {*r.differing, *r.unstable} for r in rows}
+
+
+def _other_prompts(first: Report, second: Report) -> list[str]:
+    """Rows that are not over the same prompts."""
+    one, two = _left_out(first), _left_out(second)
+    return [f"{w}: other prompts are left out" for w in one if w in two and one[w] != two[w]]

@@ -35,7 +35,7 @@ from dspine_bench.peers import (
 )
 from dspine_bench.rawllama import BLOCK_SIZE, KEEP_HEAD_ROWS, Context, Model
 from dspine_bench.runner import Progress
-from dspine_bench.schema import DraftCase, DraftRow, DraftSample, Spread
+from dspine_bench.schema import DraftCase, DraftReport, DraftRow, DraftSample, Spread
 from dspine_bench.synthetic import Shape
 
 CUT = 2  # block size whose lattice has one position, so that no transition is scored
@@ -311,6 +311,20 @@ def summarize(name: str, layers: int, samples: Sequence[DraftSample]) -> list[Dr
         if key[1] == "verify":
             parts.measured("target", "verify", "target", "verify", key[2])
     return parts.rows
+
+
+def summary_of(report: DraftReport) -> list[DraftRow]:
+    """The rows that a report's samples give; LookupError where calls are missing."""
+    rows = []
+    for name, sizes in report.shapes.items():
+        tail = f", {name}"
+        samples = [
+            s.model_copy(update={"case": s.case.removesuffix(tail)})
+            for s in report.samples
+            if s.case.endswith(tail)
+        ]
+        rows += summarize(name, sizes["layers"], samples)
+    return rows
 
 
 def _add_peers(parts: Parts) -> None:

@@ -95,6 +95,12 @@ class Endpoint:
         return str(self.props.get("build_info") or "unknown")
 
     @property
+    def model(self) -> str | None:
+        """The file that the server says it has loaded, without its folder."""
+        path = self.props.get("model_path")
+        return re.split(r"[\\/]", path)[-1] if isinstance(path, str) and path else None
+
+    @property
     def takes_tools(self) -> bool:
         """Whether the template knows tools and calls."""
         caps = self.props.get("chat_template_caps") or {}

@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dspine_bench.errors import BenchError
+from dspine_bench.schema import load
+
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 CACHE_NAMES = {"f32": "F32", "q8_0": "q8_0, -fa on"}
 Result = dict[str, Any]
@@ -23,7 +26,11 @@ def _load(folder: Path, name: str) -> Result:
 
 
 def _optional(folder: Path, name: str) -> Result | None:
-    return _load(folder, name) if (folder / name).is_file() else None
+    """A result of `dspine-bench`, checked; BenchError where it is none."""
+    if not (folder / name).is_file():
+        return None
+    load(folder / name)
+    return _load(folder, name)
 
 
 def golden_table(results: list[dict[str, Any]]) -> list[str]:
@@ -59,11 +66,32 @@ def machine_text(result: Result) -> str:
     return ", ".join(gpus) or f"{hardware['cpu']}, {hardware['cores']} cores"
 
 
-def _ratio(row: Result) -> str:
+def _ratio(row: Result, result: Result) -> str:
     ratio = row["ratio"]
+    left_out = len(row["differing"]) + len(row["unstable"])
     if ratio is None:
-        return "not reported: other text"
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+        return "not reported: other text" if row["differing"] else "not reported: unstable text"
+    many = result["config"]["repeats"] > 1
+    ends = f" ({ratio['min']:.2f}-{ratio['max']:.2f})" if many else ""
+    over = f" over {row['prompts'] - left_out} of {row['prompts']} prompts" if left_out else ""
+    return f"{ratio['median']:.2f}{ends}{over}"
+
+
+def _length(row: Result) -> str:
+    length = row["mean_accepted_length"]
+    return "not reported" if length is None else f"{length:.2f}"
+
+
+def _same(row: Result) -> str:
+    if row["differing"]:
+        return f"{len(row['differing'])} differ"
+    return f"{len(row['unstable'])} unstable" if row["unstable"] else "yes"
+
+
+def _repeats(result: Result) -> str:
+    number = result["config"]["repeats"]
+    quick = ", --quick" if result["config"]["quick"] else ""
+    return f"{number} repeat{'' if number == 1 else 's'}{quick}"
 
 
 def _drafting(result: Result) -> list[Result]:
@@ -78,7 +106,7 @@ def task_table(result: Result) -> list[str]:
     commit = (result["provenance"]["commit"] or "unknown")[:9]
     lines = [
         f"Speed against plain decoding on a small real pair ({models}; KV {kinds}, greedy, "
-        f"{result['config']['max_tokens']} tokens, {result['config']['repeats']} repeats; "
+        f"{result['config']['max_tokens']} tokens, {_repeats(result)}; "
         f"{machine_text(result)}; commit {commit}). It is made to check the programs on a CPU; "
         "verification of many rows costs a CPU more than a GPU.",
         "",
@@ -86,9 +114,8 @@ def task_table(result: Result) -> list[str]:
         "|---|---|---|---|",
     ]
     for row in _drafting(result):
-        same = "yes" if not row["differing"] else f"{len(row['differing'])} differ"
-        length = f"{row['mean_accepted_length']:.2f}"
-        lines.append(f"| {row['category']} | {length} | {_ratio(row)} | {same} |")
+        cells = [row["category"], _length(row), _ratio(row, result), _same(row)]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -96,14 +123,14 @@ def sweep_line(result: Result) -> str:
     """The depths that were tried, in one sentence."""
     depths = {m["name"]: m["n_draft"] for m in result["modes"]}
     last = {row["mode"]: row for row in _drafting(result)}  # the row of all tasks comes last
-    found = [f"{depths[name]}: {_ratio(row)}" for name, row in last.items()]
+    found = [f"{depths[name]}: {_ratio(row, result)}" for name, row in last.items()]
     return f"By draft depth, over one prompt of each task: {'; '.join(found)}."
 
 
 def depth_line(result: Result) -> str:
     """The context lengths, in one sentence."""
     rows = [row for row in _drafting(result) if row["category"] != "all"]
-    found = "; ".join(f"{row['category']}: {_ratio(row)}" for row in rows)
+    found = "; ".join(f"{row['category']}: {_ratio(row, result)}" for row in rows)
     return f"By context before the answer: {found}."
 
 
@@ -114,7 +141,7 @@ def replay_line(result: Result) -> str:
     at_once = result["config"]["parallel"]
     return (
         f"Agent conversations, {at_once} at a time ({requests} requests, all tokens over the wall "
-        f"time): {_ratio(row)}, {row['mean_accepted_length']:.2f} tokens a round."
+        f"time): {_ratio(row, result)}, {_length(row)} tokens a round."
     )
 
 
@@ -183,10 +210,15 @@ def main(
     results: Annotated[Path, typer.Option()] = Path("bench/results"),
 ) -> None:
     """Write the figures into the README, or check that they are there."""
+    try:
+        made_here = render(results)
+    except BenchError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     text = readme.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
-    made = f"{head}{BEGIN}\n{render(results)}\n{END}{tail}"
+    made = f"{head}{BEGIN}\n{made_here}\n{END}{tail}"
     if check and made != text:
         typer.echo(f"{readme} differs from {results}: python -m dspine_bench.figures", err=True)
         raise typer.Exit(1)

@@ -56,6 +56,9 @@ ServerOpt = Annotated[
 FlashOpt = Annotated[
     str, typer.Option("-fa", "--flash-attn", metavar="on|off|auto", help="Of every server.")
 ]
+ThreadsOpt = Annotated[
+    int, typer.Option("-t", "--threads", min=0, metavar="N", help="0: the program's own choice.")
+]
 ExtraOpt = Annotated[
     list[str] | None,
     typer.Option("--flag", metavar="WORD", help="A word for every server's command; repeatable."),

@@ -10,9 +10,20 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dspine_bench.plots import Plot, caption, plots
-from dspine_bench.schema import DraftReport, Report, Row, ServerReport
-from dspine_bench.terminal import draft_parts, equal_text, ratio_text
+from dspine_bench.plots import Plot, caption, from_urls, headings, plots
+from dspine_bench.schema import MIN_REPEATS, DraftReport, Report, Row, ServerReport
+from dspine_bench.summary import uses_server_clock
+from dspine_bench.terminal import (
+    counted,
+    draft_parts,
+    equal_text,
+    is_quick,
+    length_text,
+    ratio_head,
+    ratio_text,
+    repeats_of,
+    spread_text,
+)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
@@ -43,22 +54,77 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide">{table}</div>'
 
 
-def _server_row(row: Row) -> list[str]:
+def _server_row(row: Row, repeats: int) -> list[str]:
     same = escape(equal_text(row))
     return [
         escape(row.category),
         escape(row.mode),
         f"{row.speed.median:.1f}" if row.speed else "not reported",
-        escape(ratio_text(row.ratio)),
-        f"{row.mean_accepted_length:.2f}",
+        escape(ratio_text(row, repeats)),
+        length_text(row),
         f"{100 * row.acceptance_rate:.1f} %" if row.drafted else "",
         f'<span class="bad">{same}</span>' if row.differing else same,
     ]
 
 
-def _server_section(report: ServerReport) -> str:
-    heads = ["", "mode", "tok/s", "ratio (min-max)", "mean accepted length", "acceptance rate"]
-    rows = [_server_row(row) for row in report.summary]
+def _place(report: ServerReport) -> str:
+    """Where the modes ran."""
+    if from_urls(report):
+        return (
+            "Two servers that others started, asked in turn; their programs, flags and machines "
+            "are not known here. Ratios are against the second, which drafted nothing."
+        )
+    turns = (
+        "The servers ran side by side, every request went to each in turn"
+        if report.config.interleave == "request"
+        else "The servers ran one at a time, all of them in every repeat"
+    )
+    return (
+        f"{turns}: same program, same flags. Ratios are against the same server without a drafter."
+    )
+
+
+def _clock(report: ServerReport) -> str:
+    """What the speed is of."""
+    if report.workload == "replay":
+        return "The speed is all output tokens over the wall time, prompts and queues included."
+    added = "Tokens and times are added, then divided."
+    if uses_server_clock(report.samples):
+        return f"{added} Load, tokenizing and the prompt's time are not in the speed."
+    return f"{added} A server gave no times: speeds there are of whole requests, prompt included."
+
+
+def _amount(report: Report) -> str:
+    """How often, and whether that is enough."""
+    repeats = repeats_of(report)
+    parts = [counted(repeats, "repeat")]
+    if isinstance(report, ServerReport):
+        warmup = report.config.warmup
+        asked = f"{counted(warmup, 'warm-up request')} to each server dropped"
+        parts.append(asked if warmup else "no warm-up")
+    else:
+        parts.append("the first turn dropped")
+    if is_quick(report):
+        parts.append("--quick: fewer and shorter requests")
+    text = f"<p>{escape('; '.join(parts))}.</p>"
+    if repeats < MIN_REPEATS:
+        few = f"Fewer than {MIN_REPEATS} repeats: too few to publish."
+        text += f'<p class="bad">{few}</p>'
+    return text
+
+
+def _method(report: Report) -> str:
+    if isinstance(report, DraftReport):
+        said = "Random weights: times alone mean something."
+    else:
+        said = f"{_place(report)} 1.0 is plain decoding. {_clock(report)}"
+    return f'<p class="quiet">{escape(said)}</p>{_amount(report)}'
+
+
+def _server_section(report: ServerReport, heading: str) -> str:
+    ratio = ratio_head(report.config.repeats)
+    heads = ["", "mode", "tok/s", ratio, "mean accepted length", "acceptance rate"]
+    rows = [_server_row(row, report.config.repeats) for row in report.summary]
     table = _table([*heads, "same text"], rows)
     differing = [row for row in report.summary if row.differing]
     note = ""
@@ -66,7 +132,7 @@ def _server_section(report: ServerReport) -> str:
         names = sorted({name for row in differing for name in row.differing})
         note = f'<p class="bad">Other text than plain decoding: {escape(", ".join(names))}</p>'
     extra = _latencies(report) if report.workload == "replay" else ""
-    return f"<h2>{report.workload}</h2>{note}{table}{extra}"
+    return f"<h2>{escape(heading)}</h2>{_method(report)}{note}{table}{extra}"
 
 
 def _latencies(report: ServerReport) -> str:
@@ -76,31 +142,35 @@ def _latencies(report: ServerReport) -> str:
             if spread:
                 ms = (spread.median, spread.min, spread.max)
                 rows.append([escape(row.mode), name, *(f"{value:.0f}" for value in ms)])
-    text = "Milliseconds of single requests; the speed above is all tokens over the wall time."
+    text = "Milliseconds of single requests."
     table = _table(["mode", "", "median", "min", "max"], rows)
     return f'<p class="quiet">{text}</p>{table}'
 
 
-def _draft_section(report: DraftReport) -> str:
-    made = ["<h2>draft</h2><p class='quiet'>Random weights: times alone mean something.</p>"]
+def _draft_section(report: DraftReport, heading: str) -> str:
+    made = [f"<h2>{escape(heading)}</h2>{_method(report)}"]
+    repeats = repeats_of(report)
     for shape in report.shapes:
         families = list(dict.fromkeys(c.family for c in report.cases if c.shape == shape))
         rows = []
         for part, by_family in draft_parts(report.summary, shape).items():
             cells = [by_family.get(family) for family in families]
-            rows.append([escape(part), *(f"{c.ms.median:.3f}" if c else "" for c in cells)])
+            rows.append(
+                [escape(part), *(spread_text(c.ms, repeats, 3) if c else "" for c in cells)]
+            )
         made.append(f"<p>Shape {escape(shape)}, milliseconds</p>{_table(['', *families], rows)}")
     return "".join(made)
 
 
-def _conditions(report: Report) -> str:
+def _conditions(report: Report, heading: str) -> str:
     p, h = report.provenance, report.hardware
     devices = "; ".join(f"{d.description} ({d.backend})" for d in h.devices)
     facts = {
         "made": f"{p.time} by dspine {p.version}, commit {p.commit or 'unknown'}"
         + (" with changes" if p.dirty else ""),
         "llama.cpp": f"{p.pin} ({p.build})",
-        "machine": f"{h.cpu}, {h.cores} cores, {h.memory_bytes / 2**30:.0f} GiB; {h.system}",
+        "machine": f"{h.cpu}, {h.cores} cores, {h.memory_bytes / 2**30:.0f} GiB; {h.system}"
+        + (" (of the client)" if from_urls(report) else ""),
         "devices": devices or "none",
         "driver": f"{h.driver or 'none'} {h.limits or ''}",
         "command": " ".join(p.command),
@@ -109,8 +179,11 @@ def _conditions(report: Report) -> str:
         for model in report.models:
             size = f"{model.bytes / 1e9:.2f} GB"
             facts[model.role + " " + model.name] = f"{model.type}, {size}, sha256 {model.sha256}"
+        for mode in report.modes:
+            if mode.url:
+                facts[mode.name] = f"{mode.url}, model {mode.model or 'not known'}"
     shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
-    return f"<h2>Conditions: {report.workload}</h2><dl>{shown}</dl>"
+    return f"<h2>Conditions: {escape(heading)}</h2><dl>{shown}</dl>"
 
 
 def _figure(plot: Plot) -> str:
@@ -121,34 +194,31 @@ def _figure(plot: Plot) -> str:
     )
 
 
-def render(reports: Sequence[Report]) -> str:
-    """The page."""
+def render(reports: Sequence[Report], names: Sequence[str] = ()) -> str:
+    """The page; `names` are those of the results' files."""
+    titles = headings(reports, names)
+    titled = list(zip(reports, titles, strict=True))
     sections = [
-        _draft_section(r) if isinstance(r, DraftReport) else _server_section(r) for r in reports
+        _draft_section(r, t) if isinstance(r, DraftReport) else _server_section(r, t)
+        for r, t in titled
     ]
-    intro = (
-        "Modes took turns in one run: same program, same flags, warm-up dropped. Ratios are "
-        "against the same server without a drafter; 1.0 is plain decoding. Tokens and times are "
-        "added, then divided; dots are single repeats. Load, tokenizing and the prompt's time "
-        "are not in the speed."
-    )
     head = escape(caption(reports[0])) if reports else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>dspine benchmark</title><style>{STYLE}</style></head><body>"
-        f'<h1>dspine benchmark</h1><p class="quiet">{head}</p><p>{intro}</p>'
-        + "".join(_figure(plot) for plot in plots(reports))
+        f'<h1>dspine benchmark</h1><p class="quiet">{head}</p>'
+        + "".join(_figure(plot) for plot in plots(reports, names))
         + "".join(sections)
-        + "".join(_conditions(r) for r in reports)
+        + "".join(_conditions(r, t) for r, t in titled)
         + "</body></html>\n"
     )
 
 
-def write(reports: Sequence[Report], path: Path) -> Path:
+def write(reports: Sequence[Report], path: Path, names: Sequence[str] = ()) -> Path:
     """Write the page."""
-    text = render(reports)
+    text = render(reports, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

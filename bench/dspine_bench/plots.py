@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dspine_bench.errors import BenchError
 from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport
 from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
+from dspine_bench.terminal import counted, is_quick, repeats_of
 
 WIDTH = 5.0  # inches
+LEGEND_LINE = 0.2  # inches
+RATIO_LABEL = "speed / plain decoding"
 COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#4f7942", "#6d597a", "#8d99ae", "#3d405b", "#e07a5f")
 STYLE = {
     "font.size": 11,
@@ -81,7 +84,7 @@ def _apart(svg: str, name: str) -> str:
 def caption(report: Report) -> str:
     """Device, models, types and commit: what a figure holds for."""
     device = ", ".join(d.description for d in report.hardware.devices) or report.hardware.cpu
-    parts = [device]
+    parts = [device if not from_urls(report) else f"asked from {device}"]
     if isinstance(report, ServerReport):
         parts += [f"{m.role} {m.name} ({m.type})" for m in report.models]
         kinds = sorted({m.cache_type for m in report.modes if m.cache_type})
@@ -90,9 +93,15 @@ def caption(report: Report) -> str:
         parts.append(f"{report.config.parallel} at a time")
     else:
         parts.append(f"random weights {report.config.get('type')}")
+    parts.append(counted(repeats_of(report), "repeat") + (", --quick" if is_quick(report) else ""))
     commit = (report.provenance.commit or "unknown")[:9]
     parts.append(f"commit {commit}{'+changes' if report.provenance.dirty else ''}")
     return "; ".join(parts)
+
+
+def from_urls(report: Report) -> bool:
+    """Whether others started the servers."""
+    return isinstance(report, ServerReport) and any(mode.url for mode in report.modes)
 
 
 def _drafting(report: ServerReport) -> list[str]:
@@ -106,7 +115,7 @@ def _rows(report: ServerReport, mode: str) -> dict[str, Row]:
 def _raw_ratios(report: ServerReport, mode: str, row: Row) -> list[float]:
     """The ratio of every repeat: what the spread's ends are taken from."""
     baseline = next(m.baseline for m in report.modes if m.name == mode)
-    skip = set(row.differing)
+    skip = {*row.differing, *row.unstable}
     if report.replays:
         one, two = replay_rates(report.replays, mode), replay_rates(report.replays, baseline)
         return [one[r] / two[r] for r in one if r in two]
@@ -126,8 +135,8 @@ def _raw_ratios(report: ServerReport, mode: str, row: Row) -> list[float]:
 
 def speed_by_task(report: ServerReport) -> Plot | None:
     """Speed over plain decoding by category; every repeat is a point."""
-    modes = [m for m in _drafting(report) if any(r.ratio for r in _rows(report, m).values())]
-    if not modes:
+    modes = _drafting(report)
+    if not any(r.ratio for m in modes for r in _rows(report, m).values()):
         return None
     categories = list(dict.fromkeys(r.category for r in report.summary))
     step = 0.8 / len(modes)
@@ -138,29 +147,36 @@ def speed_by_task(report: ServerReport) -> Plot | None:
             colour = COLOURS[number % len(COLOURS)]
             for index, category in enumerate(categories):
                 row = rows.get(category)
-                if row is None or row.ratio is None:
+                if row is None:
                     continue
                 y = index + (number - (len(modes) - 1) / 2) * step
-                label = mode if category == categories[0] else None
-                axes.barh(y, row.ratio.median, step * 0.9, color=colour, alpha=0.75, label=label)
+                if row.ratio is None:
+                    axes.text(0.03, y, "not reported", fontsize=8, color=colour, va="center")
+                    continue
+                axes.barh(y, row.ratio.median, step * 0.9, color=colour, alpha=0.75)
                 raw = _raw_ratios(report, mode, row)
                 axes.plot(raw, [y] * len(raw), "o", ms=3, color="#222222", alpha=0.6)
         axes.axvline(1.0, color="#222222", lw=1.5)
         axes.set_yticks(range(len(categories)), categories)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.set_xlabel("tokens a second, plain decoding = 1.0")
+        axes.set_xlabel(RATIO_LABEL)
         axes.grid(axis="y", visible=False)
+        for number, mode in enumerate(modes):  # of bars that are not there too
+            axes.barh(0, 0, color=COLOURS[number % len(COLOURS)], alpha=0.75, label=mode)
         _legend(axes, len(modes))
 
-    height = 1.2 + len(categories) * max(0.38, 0.2 * len(modes))
+    height = 1.2 + len(categories) * max(0.38, 0.2 * len(modes)) + LEGEND_LINE * len(modes)
     title = "Speed against plain decoding, by task"
-    return _drawn("speed-by-task", title, caption(report), height, paint)
+    many = repeats_of(report) > 1
+    marks = "bars are medians, dots single repeats" if many else "bars are of one repeat"
+    return _drawn("speed-by-task", title, f"{caption(report)}; {marks}", height, paint)
 
 
-def _legend(axes: Any, entries: int) -> None:
+def _legend(axes: Any, entries: int, columns: int = 1) -> None:
+    """Below the figure: the layout keeps it clear of the label of the axis."""
     if entries > 1:
-        axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+        axes.figure.legend(fontsize=9, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def accepted_by_position(report: ServerReport) -> Plot | None:
@@ -214,7 +230,8 @@ def depth_curve(report: ServerReport) -> Plot | None:
                     [s.max - s.median for _, s in points],
                 ]
                 colour = COLOURS[number % len(COLOURS)]
-                axes.errorbar(x, middle, ends, fmt="o-", ms=4, capsize=3, color=colour, label=mode)
+                bars = ends if repeats_of(report) > 1 else None
+                axes.errorbar(x, middle, bars, fmt="o-", ms=4, capsize=3, color=colour, label=mode)
         axes.set_xlabel("tokens of context before the answer")
         axes.set_ylabel("tokens a second")
         axes.set_ylim(bottom=0)
@@ -222,8 +239,10 @@ def depth_curve(report: ServerReport) -> Plot | None:
 
     if not any(row.speed for row in report.summary):
         return None
-    height = 3.4 + 0.2 * len(modes)
-    return _drawn("depth", "Speed by context", caption(report), height, paint)
+    height = 3.4 + LEGEND_LINE * len(modes)
+    many = repeats_of(report) > 1
+    marks = "points are medians, bars the extremes" if many else "points are of one repeat"
+    return _drawn("depth", "Speed by context", f"{caption(report)}; {marks}", height, paint)
 
 
 def sweep_curve(report: ServerReport) -> Plot | None:
@@ -246,7 +265,7 @@ def sweep_curve(report: ServerReport) -> Plot | None:
             axes.plot(x, y, "o-", color=COLOURS[number % len(COLOURS)], label=drafter)
         axes.axhline(1.0, color="#222222", lw=1.5)
         axes.set_xlabel("tokens drafted a round")
-        axes.set_ylabel("speed, plain decoding = 1.0")
+        axes.set_ylabel(RATIO_LABEL)
         _legend(axes, len(points))
 
     return _drawn("sweep", "Speed by draft depth", caption(report), 3.6, paint)
@@ -302,27 +321,41 @@ def _parts_of(report: DraftReport, shape: str) -> Plot:
         axes.invert_yaxis()
         axes.set_xlabel("milliseconds")
         axes.grid(axis="y", visible=False)
-        axes.legend(
-            fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False
-        )
+        _legend(axes, len(PARTS), 2)
 
     title = f"One draft of 16 rows by part, shape {shape}"
     return _drawn(f"draft-{shape}", title, caption(report), 4.0, paint)
 
 
-def plots(reports: Iterable[Report]) -> list[Plot]:
-    """Everything that the results allow to draw."""
-    found: list[Plot | None] = []
-    for report in reports:
-        if isinstance(report, DraftReport):
-            found += [*draft_parts(report), verify_cost(report)]
-        elif report.workload == "depth":
-            found += [depth_curve(report), accepted_by_position(report)]
-        elif report.workload == "tasks":
-            found += [speed_by_task(report), sweep_curve(report), accepted_by_position(report)]
-        else:
-            found.append(speed_by_task(report))
-    return _renamed([plot for plot in found if plot is not None])
+def _plots_of(report: Report) -> list[Plot | None]:
+    if isinstance(report, DraftReport):
+        return [*draft_parts(report), verify_cost(report)]
+    if report.workload == "depth":
+        return [depth_curve(report), accepted_by_position(report)]
+    if report.workload == "tasks":
+        return [speed_by_task(report), sweep_curve(report), accepted_by_position(report)]
+    return [speed_by_task(report)]
+
+
+def headings(reports: Sequence[Report], names: Sequence[str]) -> list[str]:
+    """What each result is called: with its file's name where several are of one kind."""
+    kinds = [report.workload for report in reports]
+    names = names or [f"result {number}" for number in range(1, len(reports) + 1)]
+    return [
+        f"{kind}: {name}" if kinds.count(kind) > 1 else kind
+        for kind, name in zip(kinds, names, strict=True)
+    ]
+
+
+def plots(reports: Sequence[Report], names: Sequence[str] = ()) -> list[Plot]:
+    """Everything that the results allow to draw; `names` are those of their files."""
+    found: list[Plot] = []
+    for report, heading in zip(reports, headings(reports, names), strict=True):
+        _, _, name = heading.partition(": ")
+        tail = f" ({name})" if name else ""
+        drawn = [plot for plot in _plots_of(report) if plot is not None]
+        found += [replace(plot, title=plot.title + tail) for plot in drawn]
+    return _renamed(found)
 
 
 def _renamed(found: Sequence[Plot]) -> list[Plot]:

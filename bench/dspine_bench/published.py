@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
-from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport
+from dspine_bench.schema import ALL, DraftReport, Mode, Report, Row, ServerReport
+from dspine_bench.terminal import counted, is_quick, length_text, over_text, repeats_of
 
+DEPTH = 15  # of the published figures: block 16
 CARD = "RTX 3090 24 GB, llama.cpp fork, 27B target and drafter Q4_K_M, KV q8_0, n 15, greedy"
 SERVER = "data-centre card, the paper's server"
 REPLAY = "SGLang, H-class server, 8 parallel agent replays, SWE-bench Pro xhigh"
@@ -31,55 +34,101 @@ class Figure:
     find: Callable[[Sequence[Report]], str | None]
 
 
-def _row(reports: Sequence[Report], workload: str, category: str) -> Row | None:
-    """The best drafting row of a category over the results."""
-    found: list[Row] = []
-    for report in reports:
-        if not isinstance(report, ServerReport) or report.workload != workload:
-            continue
-        plain = {m.name for m in report.modes if m.name == m.baseline}
-        found += [r for r in report.summary if r.mode not in plain and r.category == category]
-    found = [r for r in found if r.ratio is not None]
-    return max(found, key=lambda r: r.ratio.median if r.ratio else 0.0, default=None)
+def _is_greedy(mode: Mode) -> bool:
+    return mode.temperature == 0 and mode.name != mode.baseline
+
+
+def _modes(report: ServerReport) -> list[str]:
+    """Greedy drafting modes: those of the published depth, else all; none is chosen by its speed.
+
+    Next to the published depth comes the drafter's own, its block size - 1, as published too.
+    """
+    greedy = [mode for mode in report.modes if _is_greedy(mode)]
+    for depth in (DEPTH, None):
+        if same := [mode.name for mode in greedy if mode.n_draft == depth]:
+            return same
+    return [mode.name for mode in greedy]
+
+
+def _rows(report: Report, workload: str, category: str) -> list[Row]:
+    """Rows of a category that may stand beside a greedy figure: texts were compared."""
+    if not isinstance(report, ServerReport) or report.workload != workload:
+        return []
+    names = _modes(report)
+    rows = [r for r in report.summary if r.mode in names and r.category == category]
+    return [r for r in rows if r.checked and r.ratio is not None]
+
+
+def _plain(report: ServerReport, row: Row) -> float:
+    """The baseline's speed on the prompts of a row."""
+    assert row.speed is not None and row.ratio is not None  # as _rows has seen to
+    if not report.replays:
+        return row.speed.median / row.ratio.median
+    baseline = next(m.baseline for m in report.modes if m.name == row.mode)
+    speeds = [r.speed for r in report.summary if (r.mode, r.category) == (baseline, row.category)]
+    return speeds[0].median if speeds and speeds[0] else row.speed.median / row.ratio.median
+
+
+def _numbered(reports: Sequence[Report], made: Callable[[Report], Sequence[str]]) -> str | None:
+    """Texts of every result, with its number; None of nothing."""
+    shown = [f"[{n}] {text}" for n, report in enumerate(reports, 1) for text in made(report)]
+    return "; ".join(shown) or None
+
+
+def _speed_texts(report: Report, workload: str, category: str, label: str) -> list[str]:
+    if not isinstance(report, ServerReport):
+        return []
+    return [
+        f"{_plain(report, row):.1f} -> {row.speed.median:.1f} tok/s, {row.ratio.median:.2f}x, "
+        f"{length_text(row)} a round{over_text(row)} ({label}{row.mode})"
+        for row in _rows(report, workload, category)
+        if row.speed and row.ratio
+    ]
 
 
 def _speed(workload: str, *categories: str) -> Callable[[Sequence[Report]], str | None]:
-    def find(reports: Sequence[Report]) -> str | None:
-        rows = [(c, _row(reports, workload, c)) for c in categories]
-        shown = [
-            f"{row.speed.median:.1f} tok/s, {row.ratio.median:.2f}x, "
-            f"{row.mean_accepted_length:.2f} a round ({category}; {row.mode})"
-            for category, row in rows
-            if row is not None and row.speed and row.ratio
-        ]
-        return "; ".join(shown) or None
+    def of(report: Report) -> list[str]:
+        found = []
+        for category in categories:
+            label = f"{category}; " if len(categories) > 1 else ""
+            found += _speed_texts(report, workload, category, label)
+        return found
 
-    return find
+    return lambda reports: _numbered(reports, of)
 
 
 def _length(reports: Sequence[Report]) -> str | None:
-    row = _row(reports, "tasks", ALL)
-    return f"{row.mean_accepted_length:.2f} ({row.mode})" if row else None
+    def of(report: Report) -> list[str]:
+        rows = _rows(report, "tasks", ALL)
+        return [f"{length_text(row)}{over_text(row)} ({row.mode})" for row in rows]
+
+    return _numbered(reports, of)
 
 
 def _depths(reports: Sequence[Report]) -> str | None:
-    shown = []
-    for report in reports:
-        if isinstance(report, ServerReport) and report.workload == "depth":
-            depths = [r.category for r in report.summary if r.category != ALL]
-            for depth in dict.fromkeys(depths):
-                row = _row([report], "depth", depth)
-                if row and row.speed:
-                    shown.append(f"{row.speed.median:.1f} at {depth}")
-    return " / ".join(shown) or None
+    def of(report: Report) -> list[str]:
+        depths = list(dict.fromkeys(r.category for r in _single(report, "depth")))
+        rows = [row for depth in depths for row in _rows(report, "depth", depth)]
+        return [
+            f"{row.speed.median:.1f} at {row.category} ({row.mode})" for row in rows if row.speed
+        ]
+
+    return _numbered(reports, of)
+
+
+def _single(report: Report, workload: str) -> list[Row]:
+    """Rows of single categories."""
+    if not isinstance(report, ServerReport) or report.workload != workload:
+        return []
+    return [row for row in report.summary if row.category != ALL]
 
 
 def _part(family: str, *parts: str) -> Callable[[Sequence[Report]], str | None]:
     def find(reports: Sequence[Report]) -> str | None:
-        shown = []
-        for report in reports:
+        def of(report: Report) -> list[str]:
             if not isinstance(report, DraftReport):
-                continue
+                return []
+            shown = []
             for shape in report.shapes:
                 found = [
                     r.ms.median
@@ -88,7 +137,9 @@ def _part(family: str, *parts: str) -> Callable[[Sequence[Report]], str | None]:
                 ]
                 if found:
                     shown.append(f"{sum(found):.3f} ms ({shape})")
-        return "; ".join(shown) or None
+            return shown
+
+        return _numbered(reports, of)
 
     return find
 
@@ -119,18 +170,52 @@ FIGURES = (
 )
 
 
-def conditions(reports: Sequence[Report]) -> list[str]:
+NAMED = ("code", "math", "summary", "translation", "prose")  # categories with a figure above
+
+
+def _others(reports: Sequence[Report]) -> list[tuple[str, str | None]]:
+    """Measured categories that nobody published a figure of."""
+    categories = dict.fromkeys(r.category for x in reports for r in _single(x, "tasks"))
+    return [(c, _speed("tasks", c)(reports)) for c in categories if c not in NAMED]
+
+
+def _settings(report: Report) -> str:
+    """Temperature, cache, repeats and --quick: what decides whether figures may be compared."""
+    parts = [counted(repeats_of(report), "repeat")]
+    if isinstance(report, ServerReport):
+        heat = sorted({mode.temperature for mode in report.modes})
+        caches = sorted({mode.cache_type or "not known" for mode in report.modes})
+        parts.insert(0, f"T={', '.join(f'{t:g}' for t in heat)}; KV {', '.join(caches)}")
+        if any(heat):
+            parts.append("sampled modes are not in the table")
+    if is_quick(report):
+        parts.append("--quick")
+    return "; ".join(parts)
+
+
+def conditions(reports: Sequence[Report], names: Sequence[str] = ()) -> list[str]:
     """Of our results, a line each: they are not those of the published figures."""
     lines = []
-    for report in reports:
+    for number, report in enumerate(reports, 1):
         device = ", ".join(d.description for d in report.hardware.devices) or report.hardware.cpu
         models = ""
         if isinstance(report, ServerReport):
-            models = ", ".join(f"{m.name} {m.type}" for m in report.models) + "; "
+            found = [f"{m.name} {m.type}" for m in report.models]
+            found += [f"{m.url} {m.model or ''}".strip() for m in report.modes if m.url]
+            models = "".join(f"{model}; " for model in dict.fromkeys(found))
+        name = f" {names[number - 1]}" if names else ""
+        commit = report.provenance.commit or "unknown"
         lines.append(
-            f"{report.workload}: {models}{device}; commit {report.provenance.commit or 'unknown'}"
+            f"[{number}]{name} {report.workload}: {_settings(report)}; {models}{device}; "
+            f"commit {commit}"
         )
     return lines
+
+
+def _heading(reports: Sequence[Report]) -> str:
+    """The measured column's head; with the settings, by number where there are several."""
+    lines = [f"[{number}] {_settings(report)}" for number, report in enumerate(reports, 1)]
+    return "\n".join(["measured here", *lines])
 
 
 def table(reports: Sequence[Report]) -> Table:
@@ -142,7 +227,10 @@ def table(reports: Sequence[Report]) -> Table:
     made.add_column("")
     made.add_column("published (not ours)", style="italic")
     made.add_column("published for", style="dim")
-    made.add_column("measured here")
+    made.add_column(Text(_heading(reports)))
     for figure in FIGURES:
-        made.add_row(figure.what, figure.published, figure.source, figure.find(reports) or "-")
+        ours = Text(figure.find(reports) or "-")
+        made.add_row(figure.what, figure.published, figure.source, ours)
+    for category, found in _others(reports):
+        made.add_row(category, "-", "-", Text(found or "-"))
     return made

@@ -19,14 +19,22 @@ from dspine_bench.runner import (
     choose_interleave,
     described,
 )
-from dspine_bench.schema import Config, ModelFile, Report, ServerReport, load, save
+from dspine_bench.schema import (
+    MIN_REPEATS,
+    Config,
+    ModelFile,
+    Report,
+    ServerReport,
+    load,
+    save,
+)
 from dspine_bench.summary import summarize
+from dspine_bench.terminal import counted
 
 QUICK_TOKENS = {"tasks": 64, "depth": 48, "replay": 32}
 TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
 DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
 PROMPT_ROOM = 3072  # of the context beside what is generated
-MIN_REPEATS = 5
 WORKLOADS = ("tasks", "depth", "replay", "draft")  # in the order of the page
 
 
@@ -50,6 +58,7 @@ class Flags:
     server: Path | None = None
     flash_attn: str = "on"
     extra: tuple[str, ...] = ()
+    threads: int = 0
     output: Path = Path("bench-out")
     quick: bool = False
     quiet: bool = False
@@ -62,6 +71,10 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
     if flags.url is not None and flags.url_baseline is not None:
         if flags.target or flags.drafters or flags.sweep:
             raise BenchError("--url is a server that runs already: no --target, --drafter, --sweep")
+        if flags.threads:
+            raise BenchError("--url is a server that runs already: no --threads")
+        if flags.url.rstrip("/").lower() == flags.url_baseline.rstrip("/").lower():
+            say("dspine-bench: --url and --url-baseline are the same server: nothing is compared")
         return remote(flags.url, flags.url_baseline, flags.temperatures)
     if flags.target is None or not flags.drafters:
         raise BenchError("give --target and --drafter, or --url and --url-baseline")
@@ -69,7 +82,22 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
         if not path.is_file():
             raise BenchError(f"{path}: no such file")
     depths = parse_sweep(flags.sweep) if flags.sweep else ()
+    if depths:
+        _check_depths(max(depths), flags.drafters)
     return expand(flags.drafters, depths, flags.caches, flags.temperatures)
+
+
+def _check_depths(deepest: int, drafters: tuple[Path, ...]) -> None:
+    """BenchError for a depth that the server would cut without a word."""
+    from dspine._headers import open_header
+
+    for path in drafters:
+        block = open_header(str(path)).integer("dflash.block_size", 0)
+        if block and deepest >= block:
+            raise BenchError(
+                f"--sweep n-draft={deepest}: {path.name} drafts at most {block - 1} tokens "
+                "(its block size - 1)"
+            )
 
 
 def tokens_of(flags: Flags, workload: str) -> int:
@@ -87,7 +115,10 @@ def settings_of(
     if workload == "replay" and flags.url is None:
         interleave = "repeat"  # a fresh server has an empty prompt cache
     if flags.repeats < MIN_REPEATS:
-        say(f"dspine-bench: {flags.repeats} repeats are too few to publish, {MIN_REPEATS} are not")
+        say(
+            f"dspine-bench: {counted(flags.repeats, 'repeat')}: too few to publish, "
+            f"at least {MIN_REPEATS} are needed"
+        )
     return Settings(
         repeats=flags.repeats,
         warmup=flags.warmup,
@@ -96,7 +127,7 @@ def settings_of(
         parallel=parallel,
         quick=flags.quick,
         interleave=interleave,
-        extra=flags.extra,
+        extra=(*(("-t", str(flags.threads)) if flags.threads else ()), *flags.extra),
         flash_attn=flags.flash_attn,
         executable=flags.server,
         api_key=flags.api_key,

@@ -57,6 +57,7 @@ class Result:
     samples: list[Sample] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
     commands: dict[str, list[str]] = field(default_factory=dict)
+    served: dict[str, str | None] = field(default_factory=dict)
     build: str = "unknown"
 
 
@@ -157,6 +158,7 @@ class Runner:
             for other in self._modes:
                 if other.server == mode.server:
                     self.result.commands[other.name] = _command(endpoint.server)
+                    self.result.served[other.name] = endpoint.model if mode.url else None
             if self._units is None:
                 self.result.build = endpoint.build
                 self._units = workload.prepare(endpoint)
@@ -188,12 +190,25 @@ class Runner:
     def _measure(self, unit: Unit, endpoint: Endpoint, mode: ModeSpec, repeat: int) -> None:
         total = len(self._units or ()) * len(self._modes) * self._settings.repeats
         self._progress(self._done, total, mode.name)
+        have = len(self.result.samples)
         try:
             unit.run(endpoint, mode, repeat, self.result)
         except DspineError as error:
             raise BenchError(f"{mode.name}: {error}") from error
+        if mode.name == mode.baseline:
+            _refuse_drafts(mode, self.result.samples[have:])
         self._done += 1
         self._progress(self._done, total, mode.name)
+
+
+def _refuse_drafts(mode: ModeSpec, samples: Sequence[Sample]) -> None:
+    """A baseline that drafts is no plain decoding."""
+    drafted = sum(sample.drafted for sample in samples)
+    if drafted:
+        who = f"--url-baseline {mode.url}" if mode.url else mode.name
+        raise BenchError(
+            f"{who}: the server has drafted {drafted} tokens, expected one without a drafter"
+        )
 
 
 def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
@@ -208,6 +223,7 @@ def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
             temperature=mode.temperature,
             url=mode.url,
             command=result.commands.get(mode.name, []),
+            model=result.served.get(mode.name),
         )
         for mode in modes
     ]

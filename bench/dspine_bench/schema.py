@@ -8,10 +8,12 @@ acceptance rate = accepted / drafted. Times are milliseconds, sizes bytes.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,10 +21,14 @@ from dspine_bench.errors import BenchError
 
 SCHEMA_VERSION = 1
 ALL = "all"  # the category that has every prompt
+MIN_REPEATS = 5  # fewer are not published
+ROUNDING = 1e-9  # of figures that are computed again, on another machine perhaps
 
 Count = Annotated[int, Field(ge=0)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -99,7 +105,8 @@ class Config(Strict):
 class Mode(Strict):
     """One way to decode; `baseline` names the mode that it is compared with, itself if plain.
 
-    `n_draft` is None for the drafter's own depth, 0 without a drafter.
+    `n_draft` is None for the drafter's own depth, 0 without a drafter. `model` is the file that a
+    server at a URL says it has loaded, None where it does not say.
     """
 
     name: str
@@ -110,6 +117,7 @@ class Mode(Strict):
     temperature: Time
     url: str | None
     command: list[str]
+    model: str | None = None
 
 
 class Sample(Strict):
@@ -158,16 +166,25 @@ class Spread(Strict):
     min: Number
     max: Number
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Spread:
+        if not self.min <= self.median <= self.max:
+            raise ValueError(f"expected {self.min} <= {self.median} <= {self.max}")
+        return self
+
 
 class Row(Strict):
     """A mode and a category, in totals.
 
     Attributes:
         prompts: prompts of the category.
-        differing: those whose text is not the baseline's; their speed is not in `speed`.
-        unstable: those whose text differs between repeats of the baseline itself.
+        differing: those whose text is not the baseline's.
+        unstable: those whose text differs between repeats of the baseline itself, so that there
+            is nothing to compare with. All figures are over the prompts that remain.
         checked: whether texts were compared; not at a temperature above 0.
-        speed: generated tokens a second; None where no prompt may be counted.
+        mean_accepted_length: None where no prompt may be counted.
+        speed: generated tokens a second; None where no prompt may be counted, and for a replay
+            where any may not: its wall time is of all of them.
         ratio: `speed` over that of the baseline, on the same prompts.
         latency_ms, first_token_ms: of single requests.
         accepted_by_position: rounds that accepted the n-th drafted token, over all rounds.
@@ -183,13 +200,18 @@ class Row(Strict):
     rounds: Count
     drafted: Count
     accepted: Count
-    mean_accepted_length: Number
-    acceptance_rate: Number
-    accepted_by_position: list[float] | None
+    mean_accepted_length: Length | None
+    acceptance_rate: Share
+    accepted_by_position: list[Share] | None
     speed: Spread | None
     ratio: Spread | None
     latency_ms: Spread | None
     first_token_ms: Spread | None
+
+    @property
+    def counted(self) -> int:
+        """Prompts that the figures are over."""
+        return self.prompts - len(self.differing) - len(self.unstable)
 
 
 class Head(Strict):
@@ -207,8 +229,8 @@ class ServerReport(Head):
     files: list[WorkloadFile]
     models: list[ModelFile]
     config: Config
-    modes: list[Mode]
-    samples: list[Sample]
+    modes: Annotated[list[Mode], Field(min_length=1)]
+    samples: Annotated[list[Sample], Field(min_length=1)]
     replays: list[Replay]
     summary: list[Row]
 
@@ -219,6 +241,9 @@ class ServerReport(Head):
         used |= {r.mode for r in self.replays} | {m.baseline for m in self.modes}
         if missing := used - modes:
             raise ValueError(f"modes {sorted(missing)} are used and not described")
+        baselines = {m.baseline for m in self.modes}
+        if drafting := {s.mode for s in self.samples if s.drafted and s.mode in baselines}:
+            raise ValueError(f"baselines {sorted(drafting)} have drafted tokens")
         return self
 
 
@@ -264,7 +289,7 @@ class DraftReport(Head):
     config: dict[str, int | str | bool]
     shapes: dict[str, dict[str, int]]
     cases: list[DraftCase]
-    samples: list[DraftSample]
+    samples: Annotated[list[DraftSample], Field(min_length=1)]
     summary: list[DraftRow]
 
 
@@ -278,8 +303,52 @@ def _text(error: ValidationError) -> str:
     return f"{where}: {first['msg']}{more}"
 
 
+def _differences(one: Any, two: Any, where: str) -> Iterator[str]:
+    """What `one` has otherwise than `two`, a line each; numbers up to rounding."""
+    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+        for key in one:
+            yield from _differences(one[key], two[key], f"{where}.{key}")
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        for index, (a, b) in enumerate(zip(one, two, strict=True)):
+            yield from _differences(a, b, f"{where}.{index}")
+    elif isinstance(one, float) and isinstance(two, float):
+        if not math.isclose(one, two, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            yield f"{where} is {one:g}, the samples give {two:g}"
+    elif isinstance(one, list) and isinstance(two, list):
+        yield f"{where} has {len(one)} entries, the samples give {len(two)}"
+    elif one != two:
+        yield f"{where} is {one!r}, the samples give {two!r}"
+
+
+def _summary_of(report: Report) -> Sequence[Strict]:
+    """The summary that the samples give."""
+    # both import this module, and the second all that makes models
+    if isinstance(report, ServerReport):
+        from dspine_bench.summary import summarize
+
+        return summarize(report.modes, report.samples, report.replays)
+    from dspine_bench.draft import summary_of
+
+    return summary_of(report)
+
+
+def _recomputed(report: Report, name: str) -> Report:
+    """The report; BenchError where its summary is not that of its samples."""
+    try:
+        made = [row.model_dump(mode="json") for row in _summary_of(report)]
+    except (LookupError, StopIteration, ZeroDivisionError, ValueError) as error:
+        raise BenchError(f"{name}: samples give no summary: {error!r}") from None
+    stored = [row.model_dump(mode="json") for row in report.summary]
+    for found in _differences(stored, made, "summary"):
+        raise BenchError(f"{name}: {found}")
+    return report
+
+
 def parse(text: str, name: str) -> Report:
-    """A report from JSON; BenchError names the file and the field that is wrong."""
+    """A report from JSON; BenchError names the file and the field that is wrong.
+
+    The summary is made again from the samples and must be the same.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -291,9 +360,10 @@ def parse(text: str, name: str) -> Report:
         raise BenchError(f"{name}: schema_version is {found}, expected {SCHEMA_VERSION}")
     kind = DraftReport if document.get("workload") == "draft" else ServerReport
     try:
-        return kind.model_validate_json(text)
+        report: Report = kind.model_validate_json(text)
     except ValidationError as error:
         raise BenchError(f"{name}: {_text(error)}") from None
+    return _recomputed(report, name)
 
 
 def load(path: Path) -> Report:

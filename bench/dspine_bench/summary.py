@@ -6,7 +6,8 @@ a short one, as it does for its reader. `min` and `max` are of whole repeats.
 
 Texts must be those of the baseline at temperature 0, or their speed is in no figure. Where the
 baseline itself gives different texts in different repeats (requests that share a batch, in
-quantized arithmetic) there is nothing to compare with: such prompts are counted as unstable.
+quantized arithmetic) there is nothing to compare with: such prompts are unstable, and in no figure
+either. A text that the baseline gave in none of its repeats differs, unstable or not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Key = tuple[str, int]  # prompt, repeat
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison of texts found, by prompt."""
+    """What the comparison of texts found, by prompt; no prompt is in both sets."""
 
     differing: frozenset[str]
     unstable: frozenset[str]
@@ -30,7 +31,7 @@ class Verdict:
 
     def counts(self, prompt: str) -> bool:
         """Whether the speed of a prompt may be reported."""
-        return prompt not in self.differing
+        return prompt not in self.differing and prompt not in self.unstable
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -52,8 +53,12 @@ def judge(samples: Sequence[Sample], mode: Mode) -> Verdict:
         if sample.mode == mode.name:
             mine.setdefault(sample.prompt, set()).add(sample.digest)
     unstable = {prompt for prompt, digests in base.items() if len(digests) > 1}
-    differing = {p for p, digests in mine.items() if p not in unstable and digests != base.get(p)}
-    return Verdict(frozenset(differing), frozenset(unstable), True)
+    differing = {
+        prompt
+        for prompt, digests in mine.items()
+        if (digests.isdisjoint(base[prompt]) if prompt in unstable else digests != base.get(prompt))
+    }
+    return Verdict(frozenset(differing), frozenset(unstable - differing), True)
 
 
 def uses_server_clock(samples: Iterable[Sample]) -> bool:
@@ -124,7 +129,10 @@ def _positions(samples: Sequence[Sample], rounds: int) -> list[float] | None:
         return None
     width = max((len(k) for k in known), default=0)
     totals = [sum(k[i] for k in known if i < len(k)) for i in range(width)]
-    return [total / rounds for total in totals] if any(totals) else None
+    # counters that others' requests moved too are of no use
+    if not any(totals) or not all(0 <= total <= rounds for total in totals):
+        return None
+    return [total / rounds for total in totals]
 
 
 def row(
@@ -135,37 +143,36 @@ def row(
     replays: Sequence[Replay] = (),
 ) -> Row:
     """One row; `samples` of this category by mode; `replays` set the speed where there are some."""
-    mine, base = samples[mode.name], samples[mode.baseline]
-    prompts = list(dict.fromkeys(s.prompt for s in mine))
-    differing = [p for p in prompts if p in verdict.differing]
-
-    def counted(of: Sequence[Sample]) -> list[Sample]:
-        return [s for s in of if verdict.counts(s.prompt)]
-
+    prompts = list(dict.fromkeys(s.prompt for s in samples[mode.name]))
+    counted = [p for p in prompts if verdict.counts(p)]
+    mine, base = (
+        [s for s in samples[name] if s.prompt in counted] for name in (mode.name, mode.baseline)
+    )
     if not replays:
-        speed, ratio = _speeds(counted(mine), counted(base))
-    else:  # a wall time has no part without the prompts that differ
-        speed, ratio = (None, None) if differing else _replay_speeds(replays, mode)
+        speed, ratio = _speeds(mine, base)
+    else:  # a wall time has no part without the prompts that do not count
+        speed, ratio = _replay_speeds(replays, mode) if counted == prompts else (None, None)
     rounds, drafted, accepted = (
         sum(getattr(s, name) for s in mine) for name in ("rounds", "drafted", "accepted")
     )
+    length = (accepted + rounds) / rounds if rounds else 1.0
     return Row(
         mode=mode.name,
         category=category,
         prompts=len(prompts),
-        differing=differing,
+        differing=[p for p in prompts if p in verdict.differing],
         unstable=sorted(verdict.unstable.intersection(prompts)),
         checked=verdict.checked,
         tokens=sum(s.tokens for s in mine),
         rounds=rounds,
         drafted=drafted,
         accepted=accepted,
-        mean_accepted_length=(accepted + rounds) / rounds if rounds else 1.0,
+        mean_accepted_length=length if mine else None,
         acceptance_rate=accepted / drafted if drafted else 0.0,
         accepted_by_position=_positions(mine, rounds),
         speed=speed,
         ratio=ratio,
-        latency_ms=spread([s.wall_ms for s in counted(mine)]),
+        latency_ms=spread([s.wall_ms for s in mine]),
         first_token_ms=spread([s.first_token_ms for s in mine if s.first_token_ms is not None]),
     )
 

@@ -34,8 +34,12 @@ class Prompt:
 
 
 def sample_of(answer: Answer, prompt: Prompt, mode: ModeSpec, repeat: int) -> Sample:
-    """What is kept of an answer."""
+    """What is kept of an answer; BenchError for counts that cannot be."""
     done = answer.done
+    if done.accepted > done.drafted:
+        raise BenchError(
+            f"{prompt.id}: the server accepted {done.accepted} of {done.drafted} drafted tokens"
+        )
     return Sample(
         mode=mode.name,
         repeat=repeat,

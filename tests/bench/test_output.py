@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dspine_bench import figures, page, plots, published
 from dspine_bench.cli import main
+from dspine_bench.compare import conditions
+from dspine_bench.draft import summarize as summarize_draft
+from dspine_bench.errors import BenchError
+from dspine_bench.peers import FAMILIES
 from dspine_bench.schema import (
     DraftCase,
     DraftReport,
-    DraftRow,
     DraftSample,
+    Replay,
     ServerReport,
-    Spread,
+    load,
     save,
 )
-from support.bench import report_of
+from support.bench import DRAFT, PLAIN, report_of, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -30,36 +37,36 @@ PHONE = 360  # CSS pixels; as in the probe
 
 @pytest.fixture
 def draft(report: ServerReport) -> DraftReport:
-    """A `draft` report of one shape with made-up times."""
-    families = ("dspine", "dflash", "dflash2", "dspark")
-    rows = [
-        ("layers", families, 1.0), ("head", families, 0.5), ("draft", families, 2.5),
-        ("adjacent injection", ("dspine",), 0.1),
-        ("candidates", ("dspine",), 0.2), ("transition cache", ("dspine",), 0.3),
-        ("Markov head", ("dspark",), 0.9),
-    ]  # fmt: skip
-
-    def part(family: str, name: str, ms: float, width: int = 16) -> DraftRow:
-        spread = Spread(median=ms, min=ms * 0.9, max=ms * 1.1)
-        return DraftRow(
-            shape="small", family=family, part=name, rows=width, ms=spread, how="made up"
-        )
-
-    summary = [part(f, name, ms) for name, those, ms in rows for f in those]
-    summary += [part("target", "verify", 1.0 + 0.1 * w, w) for w in (1, 2, 4, 8, 16)]
+    """A `draft` report of one shape of two layers with made-up times."""
+    calls = {
+        ("dflash", "graph"): 1.5, ("dflash 1 layer", "graph"): 1.0,
+        ("dspine", "cut"): 1.8, ("dspine 1 layer", "cut"): 1.25,
+        ("dspine", "graph"): 2.1, ("dspine", "draft"): 2.5,
+        ("dflash2", "graph"): 2.5, ("dspark", "graph"): 2.4,
+        ("dflash", "block"): 1.6, ("dflash", "walk"): 0.9,
+        ("dspark", "block"): 2.4, ("dspark", "walk"): 0.1,
+    }  # fmt: skip
+    timed = [(*call, 16, ms) for call, ms in calls.items()]
+    timed += [("dspine", "context", rows, 1.0) for rows in (1, 4, 16)]
+    timed += [("target", "verify", rows, 1.0 + 0.1 * rows) for rows in (1, 2, 4, 8, 16)]
+    samples = [
+        DraftSample(case=case, call=call, rows=rows, repeat=r, ms=ms * (0.9 + 0.05 * r))
+        for case, call, rows, ms in timed
+        for r in range(5)
+    ]
     return DraftReport(
         schema_version=1,
         provenance=report.provenance,
         hardware=report.hardware,
         workload="draft",
         config={"type": "q8_0", "repeats": 5},
-        shapes={"small": {"hidden": 576}},
+        shapes={"small": {"hidden": 576, "layers": 2}},
         cases=[
             DraftCase(name=f, family=f, shape="small", type="q8_0", bytes=1, settings={})
-            for f in families
+            for f in FAMILIES
         ],
-        samples=[DraftSample(case="dspine", call="graph", rows=16, repeat=0, ms=1.0)],
-        summary=summary,
+        samples=[s.model_copy(update={"case": f"{s.case}, small"}) for s in samples],
+        summary=summarize_draft("small", 2, samples),
     )
 
 
@@ -247,3 +254,183 @@ def test_readme_figures_of_every_result(
     text = figures.render(tmp_path)
     assert "- By draft depth" in text and "7: 2.00" in text
     assert "shape small: DSpine 2.50, DFlash 2.50" in text
+
+
+def with_config(report: ServerReport, **changed: Any) -> ServerReport:
+    """The same with other settings; samples of the repeats that are left."""
+    config = report.config.model_copy(update=changed)
+    samples = [s for s in report.samples if s.repeat < config.repeats]
+    return report_of(samples, tuple(report.modes), config=config)
+
+
+def test_an_edited_draft_result_is_refused(draft: DraftReport, tmp_path: Path) -> None:
+    rows = [r.model_dump(mode="json") for r in draft.summary]
+    rows[0]["ms"]["max"] += 1.0
+    path = tmp_path / "draft.json"
+    path.write_text(json.dumps(draft.model_dump(mode="json") | {"summary": rows}))
+    with pytest.raises(BenchError, match=r"draft\.json: summary\.0\.ms\.max is 2"):
+        load(path)
+
+
+def test_readme_figures_are_not_made_of_edited_results(
+    report: ServerReport, tmp_path: Path
+) -> None:
+    for name in ("golden_pair.json", "convert.json"):
+        shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
+    document = report.model_dump(mode="json")
+    document["summary"][5]["tokens"] += 1
+    (tmp_path / "tasks.json").write_text(json.dumps(document))
+    with pytest.raises(BenchError, match=r"summary\.5\.tokens"):
+        figures.render(tmp_path)
+
+
+def test_the_page_says_how_it_was_measured(report: ServerReport) -> None:
+    own = page.render([report])
+    assert "same program, same flags" in own and "are not in the speed" in own
+    assert "5 repeats; 1 warm-up request to each server dropped." in own
+    assert "Fewer than 5 repeats" not in own and "--quick" not in own
+    assert "bars are medians" in own
+    few = page.render([with_config(report, repeats=1, warmup=0, quick=True)])
+    assert "1 repeat; no warm-up; --quick" in few and "Fewer than 5 repeats" in few
+    assert "ratio (min-max)" not in few and "2.00 (" not in few and "1 repeats" not in few
+
+
+def test_the_page_of_servers_that_others_started(report: ServerReport) -> None:
+    modes = tuple(
+        m.model_copy(update={"url": f"http://{m.name}:1", "model": "m.gguf"}) for m in report.modes
+    )
+    text = page.render([report_of(report.samples, modes)])
+    assert "same program" not in text and "Two servers that others started" in text
+    assert "http://draft:1, model m.gguf" in text
+
+
+def test_the_page_of_a_replay(report: ServerReport) -> None:
+    replays = [
+        Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=900.0)
+        for r in range(5)
+        for mode in ("plain", "draft")
+    ]
+    text = page.render([report_of(report.samples, workload="replay", replays=replays)])
+    assert "prompts and queues included" in text and "are not in the speed" not in text
+
+
+def test_the_page_of_servers_without_times(report: ServerReport) -> None:
+    samples = [s.model_copy(update={"generated_ms": 0.0}) for s in report.samples]
+    text = page.render([report_of(samples)])
+    assert "prompt included" in text and "are not in the speed" not in text
+
+
+def modes_apart(report: ServerReport) -> ServerReport:
+    """Two drafting modes; the first differs in the first category, chat."""
+    other = DRAFT.model_copy(update={"name": "other"})
+    samples = [
+        s.model_copy(update={"digest": "x"}) if (s.mode, s.category) == ("draft", "chat") else s
+        for s in report.samples
+    ]
+    samples += [s.model_copy(update={"mode": "other"}) for s in report.samples if s.drafted]
+    return report_of(samples, (PLAIN, DRAFT, other))
+
+
+def test_every_mode_is_in_the_legend(report: ServerReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def keep(name: str, title: str, caption: str, height: float, paint: Any) -> plots.Plot:
+        figure, axes = plots._pyplot().subplots(figsize=(plots.WIDTH, height), layout="constrained")
+        paint(axes)
+        figure.canvas.draw()
+        seen.append((figure, axes))
+        return plots.Plot(name, title, caption, "", b"")
+
+    monkeypatch.setattr(plots, "_drawn", keep)
+    plots.speed_by_task(modes_apart(report))
+    figure, axes = seen[0]
+    (legend,) = figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["draft", "other"]
+    assert [t.get_text() for t in axes.texts] == ["not reported"]
+    assert axes.get_xlabel() == "speed / plain decoding"
+    label = axes.xaxis.label.get_window_extent()
+    assert not legend.get_window_extent().overlaps(label)
+    plots._pyplot().close(figure)
+
+
+def test_a_closed_pipe_is_quiet(report: ServerReport, tmp_path: Path) -> None:
+    save(report, tmp_path / "a.json")
+    code = "import sys; from dspine_bench.cli import main; sys.exit(main())"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "table", str(tmp_path / "a.json")],
+        stdout=write, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def swept(report: ServerReport, depths: dict[str, int], **changed: Any) -> ServerReport:
+    """Modes of several depths, each faster than the one before."""
+    modes = [
+        PLAIN,
+        *(DRAFT.model_copy(update={"name": n, "n_draft": d}) for n, d in depths.items()),
+    ]
+    modes = [m.model_copy(update=changed) for m in modes]
+    samples = [s for s in report.samples if s.mode == "plain"]
+    for number, name in enumerate(depths, 1):
+        samples += [sample(name, s.prompt, s.repeat, 500.0 / number) for s in samples[:15]]
+    return report_of(samples, tuple(modes))
+
+
+def test_table_takes_the_published_depth_not_the_best(report: ServerReport) -> None:
+    found = {
+        figure.what: figure.find([swept(report, {"n15": 15, "n3": 3})])
+        for figure in published.FIGURES
+    }
+    both = found["all tasks, plain and DSpine"]
+    assert both is not None and "99.8 -> 200.0 tok/s, 2.00x" in both and "n15" in both
+    assert "n3" not in both and "(n15)" in str(found["mean accepted length, DSpine"])
+    others = published.FIGURES[0].find([swept(report, {"n3": 3, "n4": 4})])
+    assert others is not None and "(n3)" in others and "(n4)" in others
+
+
+def test_table_has_greedy_figures_only(report: ServerReport) -> None:
+    hot = swept(report, {"n15": 15}, temperature=1.0)
+    assert all(figure.find([hot]) is None for figure in published.FIGURES)
+    assert "T=1; KV q8_0; 5 repeats; sampled" in published.conditions([hot])[0]
+
+
+def test_table_marks_what_was_measured(
+    report: ServerReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = with_config(report, repeats=1, quick=True)
+    chat = report_of([s for s in one.samples if s.category == "chat"], config=one.config)
+    save(report, tmp_path / "a.json")
+    save(chat, tmp_path / "b.json")
+    assert main(["table", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "[2] T=0; KV q8_0; 1 repeat; --quick" in published._heading([report, chat])
+    assert "measured here" in shown and "[2] T=0;" in shown
+    assert re.search(r"b\.json tasks: T=0", shown)
+    assert [name for name, _ in published._others([chat])] == ["chat"]
+    assert "2.00x" in str(published._others([chat])[0][1])
+
+
+def test_report_on_standard_output(
+    report: ServerReport,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(report, Path("one.json"))
+    save(report, Path("two.json"))
+    assert main(["report", "one.json", "two.json", "-o", "-"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("<!doctype html>") and text.endswith("</html>\n")
+    assert "<h2>tasks: one.json</h2>" in text and "<h2>Conditions: tasks: two.json</h2>" in text
+    assert "by task (two.json)" in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
+
+
+def test_compare_names_rows_over_other_prompts(report: ServerReport) -> None:
+    lines = conditions(report, modes_apart(report))
+    assert "draft, chat: other prompts are left out" in lines
+    assert conditions(report, report) == []

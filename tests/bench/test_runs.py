@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from dspine_bench.cli import main
-from dspine_bench.endpoints import grown, positions_of
+from dspine_bench.endpoints import Endpoint, grown, positions_of
+from dspine_bench.errors import BenchError
+from dspine_bench.golden_bench import write_pair
+from dspine_bench.request import Flags, modes_of, settings_of
 from dspine_bench.schema import ServerReport, load
 from support.bench import FakeServer
+from support.golden import GOLDEN
 
 Make = Callable[[], FakeServer]
 Pair = tuple[FakeServer, FakeServer]
@@ -189,3 +194,90 @@ def test_counters() -> None:
     )
     assert positions_of(text) == [9, 4]
     assert grown([9], [10, 3]) == [1, 3] and grown([], [2]) == [2]
+
+
+def test_a_baseline_that_wobbles_hides_no_wrong_text(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, drafting = pair
+    answer, calls = plain.completion, itertools.count()
+
+    def wobble(body: dict) -> object:
+        plain.shift = next(calls) % 2
+        return answer(body)
+
+    plain.completion = wobble  # type: ignore[method-assign, assignment]
+    drafting.shift = 50
+    words = ["--prompts", str(one_prompt(tmp_path)), "-n", "8", "--warmup", "0"]
+    assert run(pair, tmp_path / "out", *words) == 1
+    assert "1 of 1 differ" in capsys.readouterr().out
+    drafting.shift = 0
+    assert run(pair, tmp_path / "out", *words) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "not compared" in shown and "(1 of 1 unstable)" in shown and "2.00" not in shown
+
+
+def one_prompt(folder: Path) -> Path:
+    path = folder / "mine.jsonl"
+    talk = {"id": "a", "category": "b", "messages": [{"role": "user", "content": "a"}]}
+    path.write_text(json.dumps(talk))
+    return path
+
+
+def test_a_baseline_that_drafts_is_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[0].drafts = True
+    assert run(pair, tmp_path / "out", "--quick", "-n", "8") == 1
+    said = capsys.readouterr().err
+    assert f"--url-baseline {pair[0].url}: the server has drafted 8 tokens" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_server_for_both_is_named(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run((pair[0], pair[0]), tmp_path, "--quick", "-n", "8", "--repeats", "1")
+    said = capsys.readouterr().err
+    assert "are the same server" in said and "1 repeat: too few to publish" in said
+    run(pair, tmp_path, "--quick", "-n", "8")
+    assert "are the same server" not in capsys.readouterr().err
+
+
+def test_the_servers_model_is_recorded(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Endpoint, "_props", lambda _: {"model_path": "/a/b/m.gguf", "build_info": "b1"}
+    )
+    assert run(pair, tmp_path, "--quick", "-n", "8", "--repeats", "1") == 0
+    assert {mode.model for mode in result(tmp_path).modes} == {"m.gguf"}
+
+
+def test_counts_that_cannot_be(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[1].timings = lambda n, prompt: {  # type: ignore[method-assign]
+        "prompt_n": prompt, "predicted_n": n, "predicted_ms": 1.0,
+        "draft_n": 1, "draft_n_accepted": 3,
+    }  # fmt: skip
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 1
+    assert "accepted 3 of 1 drafted" in capsys.readouterr().err
+
+
+def test_a_depth_that_the_drafter_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = write_pair(GOLDEN, tmp_path)
+    files = ["tasks", "-m", str(pair.target), "-md", str(pair.draft), "-o", str(tmp_path / "out")]
+    assert main([*files, "--sweep", "n-draft=3,999"]) == 1
+    assert "--sweep n-draft=999: draft.gguf drafts at most 7 tokens" in capsys.readouterr().err
+    modes = modes_of(Flags(target=pair.target, drafters=(pair.draft,), sweep="n-draft=7"))
+    assert modes[-1].n_draft == 7
+
+
+def test_threads() -> None:
+    flags = Flags(threads=3, extra=("--x",), interleave="repeat")
+    assert settings_of(flags, "tasks", []).extra == ("-t", "3", "--x")
+    with pytest.raises(BenchError, match="--threads"):
+        modes_of(Flags(url="http://a:1", url_baseline="http://b:1", threads=3))

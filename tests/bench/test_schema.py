@@ -27,6 +27,21 @@ def test_round_trip(report: ServerReport, tmp_path: Path) -> None:
         (("samples", 0, "surprise"), 1, "samples.0.surprise"),
         (("samples", 0, "mode"), "unknown", "modes ['unknown']"),
         (("summary", 0, "ratio", "median"), None, "summary.0.ratio.median"),
+        (("summary", 0, "ratio", "median"), 9.0, "expected 1.0 <= 9.0 <= 1.0"),
+        (
+            ("summary", 5, "ratio"),
+            {"median": 9.0, "min": 8.0, "max": 9.5},
+            "summary.5.ratio.median is 9, the samples give 1.99602",
+        ),
+        (("summary", 3, "mean_accepted_length"), 0.5, "summary.3.mean_accepted_length"),
+        (("summary", 3, "mean_accepted_length"), 7.8, "summary.3.mean_accepted_length is 7.8"),
+        (("summary", 3, "acceptance_rate"), 1.5, "summary.3.acceptance_rate"),
+        (("summary", 3, "accepted_by_position", 0), 2.0, "summary.3.accepted_by_position.0"),
+        (("summary", 3, "category"), "prose", "summary.3.category is 'prose'"),
+        (("samples", 0, "digest"), "x", "summary.0.unstable"),
+        (("samples", 0, "drafted"), 4, "baselines ['plain'] have drafted"),
+        (("samples",), [], "samples: "),
+        (("summary",), [], "summary has 0 entries, the samples give 6"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from dspine_bench.schema import Replay, Row, ServerReport
 from dspine_bench.summary import judge, median_speed, summarize
+from dspine_bench.terminal import equal_text, ratio_text
 from support.bench import DRAFT, PLAIN, report_of, sample
 
 
@@ -102,3 +103,65 @@ def test_replay_is_all_tokens_over_wall_time(report: ServerReport) -> None:
     bad = [s.model_copy(update={"digest": "x"}) if s.mode == "draft" else s for s in report.samples]
     other = summarize((PLAIN, DRAFT), bad, replays)
     assert all(r.speed is None for r in other if r.mode == "draft")
+
+
+def wobbling(report: ServerReport, other: dict[str, str]) -> ServerReport:
+    """The baseline's chat-1 changes between repeats; `other`: digest of a mode's chat-1."""
+    return report_of(
+        [
+            s.model_copy(update={"digest": other.get(s.mode, f"{s.repeat}")})
+            if s.prompt == "chat-1"
+            else s
+            for s in report.samples
+        ]
+    )
+
+
+def test_unstable_prompts_are_in_no_figure(report: ServerReport) -> None:
+    found = wobbling(report, {})
+    for mode in ("plain", "draft"):
+        chat = row(found, mode, "chat")
+        assert chat.speed is None and chat.ratio is None and chat.mean_accepted_length is None
+        assert equal_text(chat) == "not compared (1 of 1 unstable)" and not chat.differing
+    assert equal_text(row(found, "draft")) == "yes (1 of 3 unstable: not compared)"
+    assert row(found, "draft").tokens == 2 * 5 * 100
+
+
+def test_a_text_of_no_repeat_differs_from_an_unstable_baseline(report: ServerReport) -> None:
+    found = row(wobbling(report, {"draft": "of no repeat"}), "draft", "chat")
+    assert found.differing == ["chat-1"] and not found.unstable and found.speed is None
+    assert equal_text(found) == "1 of 1 differ"
+    assert row(wobbling(report, {"draft": "3"}), "draft", "chat").differing == []
+
+
+def test_a_row_says_what_it_is_over(report: ServerReport) -> None:
+    samples = [
+        s.model_copy(update={"digest": "x", "accepted": 0, "generated_ms": 1.0})
+        if (s.mode, s.prompt) == ("draft", "code-1")
+        else s
+        for s in report.samples
+    ]
+    found = row(report_of(samples), "draft")
+    assert ratio_text(found, 5).endswith(" over 2 of 3 prompts")
+    whole = row(report, "draft")
+    assert found.mean_accepted_length == whole.mean_accepted_length
+    assert found.acceptance_rate == whole.acceptance_rate
+    assert found.ratio is not None and whole.ratio is not None
+    assert found.ratio.median == pytest.approx(whole.ratio.median)
+    assert ratio_text(whole, 5) == "2.00 (1.99-2.00)" and ratio_text(whole, 1) == "2.00"
+
+
+def test_an_unstable_replay_has_no_speed(report: ServerReport) -> None:
+    replays = [
+        Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=900.0)
+        for r in range(5)
+        for mode in ("plain", "draft")
+    ]
+    found = summarize((PLAIN, DRAFT), wobbling(report, {}).samples, replays)
+    chosen = [r for r in found if r.category == "all"]
+    assert len(chosen) == 2 and all(r.speed is None and r.ratio is None for r in chosen)
+
+
+def test_counters_of_others_are_not_used(report: ServerReport) -> None:
+    samples = [s.model_copy(update={"accepted_at": [999]}) for s in report.samples]
+    assert row(report_of(samples), "draft").accepted_by_position is None
