@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -14,6 +16,22 @@ from support.native_build import why_missing
 from support.workshop import Workshop
 
 NATIVE_TIERS = ("native", "e2e")
+
+# A shell starts its background jobs with the interrupt ignored, and programs that these start
+# inherit that; tests that press Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples everywhere, and no clock in the verdict: machines may be busy.
+settings.register_profile(
+    "bounded",
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("bounded")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,17 +19,6 @@ import numpy as np
 import pytest
 from dspine_convert.cli import main
 from dspine_convert.quantize import library_paths
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "bounded",
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("bounded")
 
 
 @dataclass(frozen=True)
