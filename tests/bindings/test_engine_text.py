@@ -6,7 +6,7 @@ import codecs
 import itertools
 
 from dspine._text import TextStream
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 # Few letters, so that stop texts are found and half found; two of them have several bytes.
@@ -27,6 +27,8 @@ def _chunks(data: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(TEXTS, STOPS, st.lists(st.integers(0, 200), max_size=20))
 def test_any_cutting_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
+    # Of two that contain each other, as in llama-server, the one that a token completes first.
+    assume(not any(a != b and a in b for a in stops for b in stops))
     stream = TextStream(stops)
     pieces = [stream.feed(chunk) for chunk in _chunks(text.encode(), cuts)]
     pieces.append(stream.finish())
