@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from support.golden import GOLDEN, Recorded, load_rounds
 from support.native_build import why_missing
 from support.workshop import Workshop
 
@@ -43,6 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         for item in needing:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Recorded:
+    """What the reference did with the trained Qwen3 pair."""
+    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
+
+
+@pytest.fixture(scope="session")
+def files(workshop: Workshop) -> tuple[Path, Path]:
+    """The trained Qwen3 pair in F32: target, drafter."""
+    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine import Completion, Server
+from dspine._terms import acceptance_rate, mean_accepted_length
 from dspine_bench.llama_server import plain_server
 
 from demo_pair.prompts import Prompt, held_out
@@ -57,8 +58,8 @@ class Counts:
         self.milliseconds += done.generated_ms
 
     def summary(self) -> dict[str, Any]:
-        length = (self.accepted + self.rounds) / self.rounds if self.rounds else 1.0
-        rate = self.accepted / self.drafted if self.drafted else 0.0
+        length = mean_accepted_length(self.accepted, self.rounds)
+        rate = acceptance_rate(self.accepted, self.drafted)
         return {
             "prompts": self.prompts,
             "tokens": self.tokens,

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from demo_pair.model import rope_tables, rotate
 from demo_pair.target import load_target, split_halves
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS, HIDDEN = 9, 3, 64, 30, 576
@@ -81,9 +82,9 @@ class Teacher:
         """
         x = self.embed[ids]
         tapped = []
-        cos, sin = rotation(pos)
+        tables = rope_tables(torch.tensor(pos), HEAD_DIM, ROPE_THETA)
         for i, w in enumerate(self.layers):
-            x = x + self.attend(i, w, x, pos, cache, cos, sin)
+            x = x + self.attend(i, w, x, pos, cache, tables)
             h = F.rms_norm(x, (HIDDEN,), w.ffn_norm, EPS).bfloat16()
             gate, up = F.linear(h, w.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, w.down)
@@ -94,30 +95,18 @@ class Teacher:
 
     @staticmethod
     def attend(
-        i: int, w: LayerWeights, x: Tensor, pos: int, cache: Cache, cos: Tensor, sin: Tensor
+        i: int, w: LayerWeights, x: Tensor, pos: int, cache: Cache, tables: tuple[Tensor, Tensor]
     ) -> Tensor:
         b, width = len(x), KV_HEADS * HEAD_DIM
         h = F.rms_norm(x, (HIDDEN,), w.attention_norm, EPS).bfloat16()
         q, k, v = F.linear(h, w.qkv).split([HEADS * HEAD_DIM, width, width], dim=-1)
-        q = rotate(q.view(b, HEADS, HEAD_DIM), cos, sin)
+        q = rotate(q.view(b, HEADS, HEAD_DIM), tables)
         keys, values = cache.keys[i], cache.values[i]
-        keys[:, :, pos] = rotate(k.view(b, KV_HEADS, HEAD_DIM), cos, sin)
+        keys[:, :, pos] = rotate(k.view(b, KV_HEADS, HEAD_DIM), tables)
         values[:, :, pos] = v.view(b, KV_HEADS, HEAD_DIM)
         q = q.view(b, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM) * HEAD_DIM**-0.5
         weights = (q @ keys[:, :, : pos + 1].transpose(-1, -2)).softmax(dim=-1)
         return F.linear((weights @ values[:, :, : pos + 1]).reshape(b, HEADS * HEAD_DIM), w.output)
-
-
-def rotation(pos: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [d] of one position, for the half-split pairing."""
-    angles = pos * ROPE_THETA ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    angles = torch.cat([angles, angles])
-    return angles.cos().bfloat16(), angles.sin().bfloat16()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

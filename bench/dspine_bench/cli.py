@@ -22,8 +22,8 @@ def _reader_left(error: BaseException) -> bool:
 
 def _outcome(error: BaseException) -> tuple[int, str]:
     """Exit code and message of whatever ended the run."""
-    command = sys.modules.get("dspine_bench.command")
-    usage = command.usage_text(error) if command is not None else None
+    parser = sys.modules.get("dspine_convert.usage")
+    usage = parser.usage_text(error) if parser is not None else None
     if usage is not None:
         return ExitCode.USAGE, f"{usage} (see --help)"
     if isinstance(error, DspineError | ConvertError):

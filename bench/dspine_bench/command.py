@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from dspine_convert.errors import ExitCode, Interrupted
+from dspine_convert.errors import ExitCode
+from dspine_convert.usage import exit_code
 
 from dspine_bench import options as o
 from dspine_bench.convert import app as convert_app
@@ -15,7 +16,6 @@ from dspine_bench.convert import app as convert_app
 if TYPE_CHECKING:
     from dspine_bench.schema import Report
 
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 HELP = {"help_option_names": ["-h", "--help"]}
 OUT = Path("bench-out")
 
@@ -376,14 +376,4 @@ def execute(arguments: Sequence[str]) -> int:
     done = typer.main.get_command(app).main(
         list(arguments) or ["--help"], prog_name="dspine-bench", standalone_mode=False
     )
-    if done == ExitCode.INTERRUPTED:
-        raise Interrupted
-    return done if isinstance(done, int) else int(ExitCode.DONE)
-
-
-def usage_text(error: BaseException) -> str | None:
-    """What a wrong command line got wrong; None for other errors."""
-    if not isinstance(error, UsageError):
-        return None
-    described = getattr(error, "format_message", None)
-    return str(described() if described else error).rstrip(".")
+    return exit_code(done)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine import DspineError, Server
+from dspine._terms import mean_accepted_length
 from dspine_convert.convert import Options, run
 from dspine_convert.errors import ConvertError
 from dspine_convert.plan import OutputType
@@ -108,8 +109,8 @@ def rate(answers: Sequence[Answer]) -> float:
 
 def length(answers: Sequence[Answer]) -> float:
     """Mean accepted length: tokens a round, plain decoding is 1.0."""
-    rounds = sum(answer.rounds for answer in answers)
-    return (sum(answer.accepted for answer in answers) + rounds) / rounds if rounds else 1.0
+    accepted, rounds = (sum(getattr(a, name) for a in answers) for name in ("accepted", "rounds"))
+    return mean_accepted_length(accepted, rounds)
 
 
 def row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from dspine import Pair, PairOptions
+from dspine._terms import mean_accepted_length
 from dspine_convert.convert import Options, run
 from dspine_convert.plan import OutputType
 
@@ -51,7 +52,7 @@ def measure(target: Path, draft: Path, prompts: list[list[int]], cache: str) -> 
         "rounds": rounds,
         "drafted": sum(r.stats.drafted for r in runs),
         "accepted": accepted,
-        "mean_accepted_length": round((accepted + rounds) / rounds, 3),
+        "mean_accepted_length": round(mean_accepted_length(accepted, rounds), 3),
         "lossless": [r.tokens.tolist() for r in runs] == expected,
     }
 

@@ -16,6 +16,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dspine._terms import acceptance_rate, mean_accepted_length
+
 from dspine_bench.schema import ALL, Mode, Replay, Row, Sample, Spread
 
 Key = tuple[str, int]  # prompt, repeat
@@ -155,7 +157,6 @@ def row(
     rounds, drafted, accepted = (
         sum(getattr(s, name) for s in mine) for name in ("rounds", "drafted", "accepted")
     )
-    length = (accepted + rounds) / rounds if rounds else 1.0
     return Row(
         mode=mode.name,
         category=category,
@@ -167,8 +168,8 @@ def row(
         rounds=rounds,
         drafted=drafted,
         accepted=accepted,
-        mean_accepted_length=length if mine else None,
-        acceptance_rate=accepted / drafted if drafted else 0.0,
+        mean_accepted_length=mean_accepted_length(accepted, rounds) if mine else None,
+        acceptance_rate=acceptance_rate(accepted, drafted),
         accepted_by_position=_positions(mine, rounds),
         speed=speed,
         ratio=ratio,

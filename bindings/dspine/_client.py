@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from dspine import _terms
 from dspine._address import Address, ServerError
 
 # A request ends when the text does, which may take long; connecting may not.
@@ -64,12 +65,12 @@ class Completion:
     @property
     def mean_accepted_length(self) -> float:
         """(accepted + rounds) / rounds: tokens a round; plain decoding is 1.0."""
-        return (self.accepted + self.rounds) / self.rounds if self.rounds else 1.0
+        return _terms.mean_accepted_length(self.accepted, self.rounds)
 
     @property
     def acceptance_rate(self) -> float:
         """accepted / drafted; 0.0 where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+        return _terms.acceptance_rate(self.accepted, self.drafted)
 
     @property
     def tokens_per_second(self) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspine import _library as native
+from dspine import _terms
 from dspine._errors import OK, InvalidError, error_of
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -196,12 +197,12 @@ class Stats:
     @property
     def mean_accepted_length(self) -> float:
         """Tokens a round, the target's own included; 1.0 is plain decoding."""
-        return (self.accepted + self.rounds) / self.rounds if self.rounds else 1.0
+        return _terms.mean_accepted_length(self.accepted, self.rounds)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted out of drafted tokens; 0.0 where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+        return _terms.acceptance_rate(self.accepted, self.drafted)
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:

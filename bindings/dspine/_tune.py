@@ -19,6 +19,7 @@ from dspine._client import Completion
 from dspine._errors import InvalidError
 from dspine._models import check_pair, open_model
 from dspine._server import Server
+from dspine._terms import mean_accepted_length
 
 PLAIN = 0  # the depth of decoding without the drafter
 USUAL_DEPTHS = (2, 3, 4, 7, 15)
@@ -204,7 +205,7 @@ def _point(depth: int, runs: Sequence[_Run], plain: Sequence[_Run]) -> Point:
         ratio=statistics.median(ratios) if ratios else 0.0,
         ratio_min=min(ratios, default=0.0),
         ratio_max=max(ratios, default=0.0),
-        mean_accepted_length=(sum(r.accepted for r in runs) + rounds) / rounds if rounds else 1.0,
+        mean_accepted_length=mean_accepted_length(sum(r.accepted for r in runs), rounds),
         differing=differing,
     )
 

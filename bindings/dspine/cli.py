@@ -62,8 +62,8 @@ def own_words(arguments: Sequence[str]) -> list[str]:
 
 def _fail(error: BaseException, arguments: Sequence[str]) -> int:
     """Say on stderr, and for --json on stdout, what ended the run; returns the exit code."""
-    command = sys.modules.get("dspine.command")
-    usage_text = getattr(command, "usage_text", None)  # absent while imports fail
+    parser = sys.modules.get("dspine_convert.usage")
+    usage_text = getattr(parser, "usage_text", None)  # absent while imports fail
     usage = usage_text(error) if usage_text is not None else None
     words = own_words(arguments)
     if usage is not None:

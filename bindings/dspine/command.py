@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from dspine_convert.errors import ExitCode, Interrupted
+from dspine_convert.usage import exit_code
 
 from dspine import __version__
 from dspine.cli import own_words
@@ -17,9 +17,6 @@ from dspine.commands.inspect import inspect
 from dspine.commands.plan import plan
 from dspine.commands.serve import METAVAR, serve
 from dspine.commands.tune import tune
-
-# The base class of everything the option parser raises for a wrong command line.
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -68,15 +65,4 @@ def execute(arguments: Sequence[str]) -> int:
     done = typer.main.get_command(app).main(
         words or ["--help"], prog_name="dspine", standalone_mode=False, obj=tuple(rest)
     )
-    # The parser turns some exceptions into a returned code: an exit, and an interrupt.
-    if done == ExitCode.INTERRUPTED:
-        raise Interrupted
-    return done if isinstance(done, int) else int(ExitCode.DONE)
-
-
-def usage_text(error: BaseException) -> str | None:
-    """What a wrong command line got wrong, with the option's name; None for other errors."""
-    if not isinstance(error, UsageError):
-        return None
-    described = getattr(error, "format_message", None)
-    return str(described() if described else error).rstrip(".")
+    return exit_code(done)

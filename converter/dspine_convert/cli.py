@@ -56,8 +56,8 @@ def _outcome(error: BaseException) -> tuple[ExitCode, str]:
 
 def _fail(error: BaseException, arguments: Sequence[str]) -> ExitCode:
     """Say on stderr, and for --json on stdout, what ended the run; returns the exit code."""
-    command = sys.modules.get("dspine_convert.command")
-    usage_text = getattr(command, "usage_text", None)  # absent while imports fail
+    parser = sys.modules.get("dspine_convert.usage")
+    usage_text = getattr(parser, "usage_text", None)  # absent while imports fail
     usage = usage_text(error) if usage_text is not None else None
     if usage is not None:
         code, text = ExitCode.USAGE, f"{usage} (see --help)"

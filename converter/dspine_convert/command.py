@@ -12,12 +12,10 @@ import typer
 
 from dspine_convert import __version__, report
 from dspine_convert.convert import Options, Result, run
-from dspine_convert.errors import ConvertError, ExitCode, Interrupted
+from dspine_convert.errors import ConvertError, Interrupted
 from dspine_convert.plan import OutputType, Plan
 from dspine_convert.streams import say
-
-# The base class of everything the option parser raises for a wrong command line.
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+from dspine_convert.usage import exit_code
 
 app = typer.Typer(
     name="dspine-convert",
@@ -231,14 +229,4 @@ def execute(arguments: Sequence[str]) -> None:
     done = command.main(
         list(arguments) or ["--help"], prog_name="dspine-convert", standalone_mode=False
     )
-    # The parser turns some exceptions into a returned code, an interrupt among them.
-    if done == ExitCode.INTERRUPTED:
-        raise Interrupted
-
-
-def usage_text(error: BaseException) -> str | None:
-    """What a wrong command line got wrong, with the option's name; None for other errors."""
-    if not isinstance(error, UsageError):
-        return None
-    described = getattr(error, "format_message", None)
-    return str(described() if described else error).rstrip(".")
+    exit_code(done)  # an interrupt is one of the codes

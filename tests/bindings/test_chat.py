@@ -19,7 +19,6 @@ from dspine._tuned import store_depth
 from dspine_bench.golden_target import text_of
 from support.golden import GOLDEN, Run, load_rounds
 from support.server import Files
-from support.workshop import Workshop
 
 pytestmark = pytest.mark.native
 
@@ -32,11 +31,6 @@ OPTIONS: dict[str, Any] = {
     "draft_type_k": "f32",
     "draft_type_v": "f32",
 }
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from dspine import AbiError, DspineError, Engine, InvalidError, LoadError, Round
 from dspine_bench.golden_target import text_of
-from support.golden import GOLDEN, Recorded, load_rounds
+from support.golden import Recorded
 from support.native_build import why_missing
 from support.server import Files
 from support.workshop import Workshop
@@ -58,16 +58,6 @@ ENGINE: dict[str, Any] = {
     "draft_type_k": "f32",
     "draft_type_v": "f32",
 }
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture

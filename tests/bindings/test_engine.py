@@ -44,16 +44,6 @@ THINKING_TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
-
-
-@pytest.fixture(scope="module")
 def engine(files: Files) -> Iterator[Engine]:
     with Engine(*files, **EXACT) as opened:
         yield opened

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from dspine import Engine, InvalidError
 from support.server import Files
-from support.workshop import Workshop
 
 pytestmark = pytest.mark.native
 
@@ -28,11 +27,6 @@ OPTIONS: dict[str, Any] = {
     "draft_type_v": "f32",
 }
 GREEDY: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture(scope="module")

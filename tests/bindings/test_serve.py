@@ -30,11 +30,6 @@ from support.workshop import Workshop
 CARD = Device("a card", 24 << 30, 24 << 30, is_gpu=True)
 
 
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
-
-
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """llama-server is a program that records how it was called."""

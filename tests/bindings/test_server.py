@@ -22,7 +22,7 @@ from dspine._process import ServerExitError, ServerTimeoutError, last_lines, she
 from dspine._programs import program
 from dspine._server import Server
 from dspine_bench.golden_target import text_of, tokens_of
-from support.golden import GOLDEN, Recorded, load_rounds
+from support.golden import Recorded
 from support.server import EXACT_DRAFT, EXACT_TARGET, Files, expected_counts
 from support.stand_in import StandIn
 from support.workshop import Workshop
@@ -30,16 +30,6 @@ from support.workshop import Workshop
 N_PREDICT = 64
 DEPTH = 7
 EXACT = (*EXACT_TARGET, *EXACT_DRAFT)
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,6 @@ SHARE = 0.9  # of the recorded mean accepted length, for everything that is not 
 PAIRS = (("e2e_qwen3", "draft", "rounds"), ("e2e_hybrid", "draft_fit", "rounds_fit"))
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
-
-
 def _whole(pair: Pair, run: Run) -> tuple[int, int]:
     """Rounds and accepted tokens of a run whose last draft is not capped; text checked."""
     limit = len(run.rounds)

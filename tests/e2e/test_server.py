@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dspine import Server, ServerExitError
 from dspine_bench.golden_target import text_of, token_text, tokens_of
-from support.golden import GOLDEN, Recorded, load_rounds
+from support.golden import Recorded
 from support.server import (
     EXACT_TARGET,
     ONE_THREAD,
@@ -27,16 +27,6 @@ N_PREDICT = 64
 SHARE = 0.9  # of the recorded mean accepted length, for everything that is not exact
 # Where a request's last draft is capped, so is its mean: the recorded 5.45 becomes 5.14.
 DEPTH = 7
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    return load_rounds(GOLDEN / "e2e_qwen3" / "rounds.json")
-
-
-@pytest.fixture(scope="module")
-def files(workshop: Workshop) -> Files:
-    return workshop.e2e("e2e_qwen3", "f32")
 
 
 @pytest.fixture(scope="module")
