@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# The packages of the checkout, which nothing has installed when only the tools stand.
+PACKAGES = os.pathsep.join(str(ROOT / name) for name in ("converter", "bindings", "bench"))
 
 CHECKS = {
     "style": ("-m", "ruff", "check", "."),
@@ -24,7 +27,9 @@ def main() -> int:
     for name, arguments in CHECKS.items():
         sys.stdout.write(f"[check] {name}\n")
         sys.stdout.flush()
-        if subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode:
+        command = [sys.executable, *arguments]
+        environment = {**os.environ, "PYTHONPATH": PACKAGES}
+        if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
             failed.append(name)
     sys.stdout.write(f"[check] failed: {', '.join(failed)}\n" if failed else "[check] all passed\n")
     return 1 if failed else 0
