@@ -18,10 +18,11 @@ from support.workshop import Workshop
 
 NATIVE_TIERS = ("native", "e2e")
 
-# A shell starts its background jobs with the interrupt ignored, and programs that these start
-# inherit that; tests that press Ctrl-C would wait for ever.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts its background jobs with the interrupt ignored, and nohup its command with the
+# hang-up ignored; programs that these start inherit that, and tests that send them would wait.
+for name, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(name) == signal.SIG_IGN:
+        signal.signal(name, default)
 
 # The same examples everywhere, and no clock in the verdict: machines may be busy.
 settings.register_profile(

