@@ -1,9 +1,36 @@
 #include "dspine-graph.h"
 
+#include "dspine-ops.h"
 #include "llama-graph.h"
+
+#include "ggml-backend.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+// DSPINE_FUSED=0 composes everything of stock operations: the reference that tests compare with
+static bool fusion_allowed() {
+    static const bool allowed = [] {
+        const char * value = std::getenv("DSPINE_FUSED");
+        return !value || std::strcmp(value, "0") != 0;
+    }();
+    return allowed;
+}
+
+// The backend to which the scheduler gives an operation that reads `weight`: the first that uses its buffer. Its own
+// search asks for support of the operation as well, and so passes over accelerators that only multiply matrices.
+static ggml_backend_t backend_of(ggml_backend_sched_t sched, const ggml_tensor * weight) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        if (ggml_backend_dev_type(ggml_backend_get_device(backend)) != GGML_BACKEND_DEVICE_TYPE_ACCEL &&
+                ggml_backend_supports_buft(backend, ggml_backend_buffer_get_type(weight->buffer))) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
 
 dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, ggml_tensor * tokens)
     : g(g), model(model), tokens(tokens) {
@@ -19,7 +46,24 @@ dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, gg
 
     ggml_tensor * ids = ggml_cont_1d(g.ctx0,
             ggml_view_2d(g.ctx0, tokens, 1, n_blocks, rows * tokens->nb[0], 0), n_blocks);
-    anchor = project_predecessor(code(ids));
+    anchor = of_tokens(ids);
+}
+
+// `node` if one backend holds all its weights and computes it, else nullptr. Asked while the graph is built, since the
+// scheduler itself would rather copy the weights to a backend that supports the operation, in every round.
+ggml_tensor * dspine_graph::if_fused(ggml_tensor * node) {
+    ggml_backend_t backend = nullptr;
+    for (const ggml_tensor * src : node->src) {
+        if (!src || !src->buffer) {
+            continue; // computed by this graph
+        }
+        ggml_backend_t of_src = backend_of(g.sched, src);
+        if (!of_src || (backend && of_src != backend)) {
+            return nullptr;
+        }
+        backend = of_src;
+    }
+    return backend && ggml_backend_supports_op(backend, node) ? node : nullptr;
 }
 
 // sqrt(R) * C[ids], [rank, n]
@@ -27,14 +71,22 @@ ggml_tensor * dspine_graph::code(ggml_tensor * ids) {
     return ggml_scale(g.ctx0, ggml_get_rows(g.ctx0, model.codes, ids), std::sqrt((float) model.rank));
 }
 
-// feature_l(h) = sqrt(R) * (A_l h) / max(||A_l h||, 1e-12): an RMS norm with eps 1e-24 / R
-ggml_tensor * dspine_graph::feature(ggml_tensor * h, int il) {
-    ggml_tensor * a = g.build_lora_mm(model.layers[il].readout, h);
-    return ggml_rms_norm(g.ctx0, a, 1e-24f / (float) model.rank);
+// feature_l(h) = sqrt(R) * a / max(||a||, 1e-12) of the readout a = A_l h: an RMS norm with eps 1e-24 / R
+ggml_tensor * dspine_graph::feature(ggml_tensor * readout) {
+    return ggml_rms_norm(g.ctx0, readout, 1e-24f / (float) model.rank);
+}
+
+// ||h|| / sqrt(H), [1, n_tokens]
+ggml_tensor * dspine_graph::row_norm(ggml_tensor * h) {
+    return ggml_sqrt(g.ctx0, ggml_mean(g.ctx0, ggml_sqr(g.ctx0, h)));
 }
 
 dspine_graph::messages dspine_graph::project_predecessor(ggml_tensor * x) {
     return { g.build_lora_mm(model.w_message, x), g.build_lora_mm(model.w_pred, x) };
+}
+
+dspine_graph::messages dspine_graph::of_tokens(ggml_tensor * ids) {
+    return project_predecessor(code(ids));
 }
 
 // rows [first, first + count) of every block of a [width, n_tokens] tensor: [width, count, n_blocks]
@@ -52,17 +104,19 @@ ggml_tensor * dspine_graph::shift(ggml_tensor * of_rows, ggml_tensor * of_anchor
     return ggml_concat(g.ctx0, first, rows_view(of_rows, 1, rows - 2), 1);
 }
 
-// write_l(h, recv, pred) = h + ||h||/sqrt(H) * O_l (sigmoid(W_r recv + W_p pred + b) * (W_m pred))
-ggml_tensor * dspine_graph::inject(ggml_tensor * h, int il) {
-    if (!model.enabled() || rows < 2) {
-        return h;
+// one node for message(), [message, n_tokens], where a backend computes it; adapters need the products apart
+ggml_tensor * dspine_graph::fused_message(ggml_tensor * h, ggml_tensor * readout) {
+    if (!fusion_allowed() || !g.loras->empty() ||
+            model.w_receiver->type != model.w_message->type || model.w_pred->type != model.w_message->type) {
+        return nullptr;
     }
+    return if_fused(ggml_dspine_gate(g.ctx0, h, readout, anchor.value, anchor.gate,
+            model.w_message, model.w_receiver, model.w_pred, model.bias, n_blocks));
+}
+
+// ||h||/sqrt(H) * sigmoid(W_r recv + W_p pred + b) * (W_m pred), zeros for the anchor rows: [message, n_tokens]
+ggml_tensor * dspine_graph::message(ggml_tensor * recv, ggml_tensor * receiver, ggml_tensor * norm) {
     ggml_context * ctx0 = g.ctx0;
-
-    ggml_tensor * recv     = feature(h, il);
-    ggml_tensor * receiver = ggml_add(ctx0, g.build_lora_mm(model.w_receiver, recv), model.bias);
-    ggml_tensor * norm     = ggml_sqrt(ctx0, ggml_mean(ctx0, ggml_sqr(ctx0, h)));
-
     const messages sent = project_predecessor(recv);
     ggml_tensor * gate  = ggml_sigmoid(ctx0, ggml_add(ctx0, shift(sent.gate, anchor.gate), rows_view(receiver, 1, rows - 1)));
     ggml_tensor * value = ggml_mul(ctx0, gate, shift(sent.value, anchor.value));
@@ -70,12 +124,40 @@ ggml_tensor * dspine_graph::inject(ggml_tensor * h, int il) {
 
     // the anchor rows get a message of zeros: cheaper than padding the n_embd-wide result
     value = ggml_pad_ext(ctx0, value, 0, 0, 1, 0, 0, 0, 0, 0);
-    value = ggml_reshape_2d(ctx0, value, model.message, g.n_tokens);
+    return ggml_reshape_2d(ctx0, value, model.message, g.n_tokens);
+}
+
+// write_l(h, recv, pred) = h + ||h||/sqrt(H) * O_l (sigmoid(W_r recv + W_p pred + b) * (W_m pred))
+ggml_tensor * dspine_graph::inject(ggml_tensor * h, int il) {
+    if (!model.enabled() || rows < 2) {
+        return h;
+    }
+    ggml_context * ctx0 = g.ctx0;
+
+    ggml_tensor * readout  = g.build_lora_mm(model.layers[il].readout, h);
+    ggml_tensor * gated    = fused_message(h, readout);
+    ggml_tensor * norm     = nullptr;
+    ggml_tensor * receiver = nullptr;
+    ggml_tensor * value    = nullptr;
+    if (gated) {
+        auto plane = [&](int64_t i) {
+            return ggml_view_2d(ctx0, gated, gated->ne[0], gated->ne[1], gated->nb[1], i * gated->nb[2]);
+        };
+        value    = plane(0);
+        receiver = plane(1);
+        g.cb(gated, "dspine_gated", il);
+    } else {
+        ggml_tensor * recv = feature(readout);
+        receiver = ggml_add(ctx0, g.build_lora_mm(model.w_receiver, recv), model.bias);
+        norm     = row_norm(h);
+        value    = message(recv, receiver, norm);
+    }
 
     if (il == (int) model.layers.size() - 1) {
         last_hidden   = h;
         last_receiver = receiver;
         last_norm     = norm;
+        last_gated    = gated;
     }
     g.cb(h, "dspine_pre_injection", il);
     ggml_tensor * out = ggml_add(ctx0, h, g.build_lora_mm(model.layers[il].write, value));
@@ -103,10 +185,11 @@ ggml_tensor * dspine_graph::pair_scores(ggml_tensor * candidates, ggml_tensor * 
         return ggml_reshape_4d(ctx0, t, t->ne[0], top_k, n_pos, n_blocks);
     };
 
-    const messages sent = project_predecessor(code(prev));
+    const messages sent = of_tokens(prev);
+    ggml_tensor * norm  = last_norm ? last_norm : row_norm(last_hidden);
     ggml_tensor * gate  = ggml_sigmoid(ctx0, ggml_add(ctx0, per_pair(sent.gate), per_position(last_receiver)));
     ggml_tensor * value = ggml_mul(ctx0, gate, per_pair(sent.value));
-    value = ggml_mul(ctx0, value, per_position(last_norm));
+    value = ggml_mul(ctx0, value, per_position(norm));
 
     ggml_tensor * write  = g.build_lora_mm(model.layers.back().write, ggml_reshape_2d(ctx0, value, model.message, n_all));
     ggml_tensor * refine = ggml_add(ctx0, per_pair(write), per_position(last_hidden));
@@ -126,19 +209,29 @@ ggml_tensor * dspine_graph::pack(ggml_tensor * ids, ggml_tensor * scores, int64_
     return ggml_pad(ctx0, row, g.n_embd - top_k * (top_k + 1), 0, 0, 0);
 }
 
-void dspine_graph::lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight) {
-    if (!model.enabled()) {
-        return;
+// one node for pair_scores() and pack(), where a backend computes it
+ggml_tensor * dspine_graph::fused_lattice(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * norm_weight) {
+    if (!last_gated || scored < 2) {
+        return nullptr;
     }
+    messages sent = {};
+    if (scored > 2) {
+        const int64_t n_pos = scored - 2;
+        sent = of_tokens(ggml_reshape_1d(g.ctx0, ggml_cont(g.ctx0, rows_view(candidates, 1, n_pos)),
+                candidates->ne[0] * n_pos * n_blocks));
+    }
+    return if_fused(ggml_dspine_cache(g.ctx0, head, norm_weight, model.layers.back().write, last_hidden, last_gated,
+            sent.value, sent.gate, candidates, g.res->t_logits, n_blocks, scored, g.norm_rms_eps));
+}
+
+ggml_tensor * dspine_graph::composed_lattice(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight) {
     ggml_context * ctx0 = g.ctx0;
-    const int64_t top_k = g.hparams.dflash_selector_top_k;
+    const int64_t top_k = candidates->ne[0];
     ggml_tensor * logits = g.res->t_logits;
-    GGML_ASSERT(logits->ne[1] == g.n_tokens);
 
     ggml_tensor * packed = ggml_fill(ctx0, ggml_new_tensor_3d(ctx0, GGML_TYPE_F32, g.n_embd, 1, n_blocks), 0.0f);
     if (scored > 1) {
-        ggml_tensor * candidates = ggml_top_k(ctx0, logits, top_k);
-        ggml_tensor * ids        = ggml_cast(ctx0, candidates, GGML_TYPE_F32);
+        ggml_tensor * ids = ggml_cast(ctx0, candidates, GGML_TYPE_F32);
         // the first draft has one predecessor, the anchor, already written into row 1: its scores are row 1's own logits
         ggml_tensor * column = ggml_reshape_3d(ctx0, logits, 1, logits->ne[0], g.n_tokens);
         ggml_tensor * own    = ggml_reshape_2d(ctx0, ggml_get_rows(ctx0, column, candidates), top_k, g.n_tokens);
@@ -152,7 +245,22 @@ void dspine_graph::lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_te
     if (scored < rows) {
         packed = ggml_pad(ctx0, packed, 0, rows - scored, 0, 0);
     }
-    packed = ggml_reshape_2d(ctx0, packed, g.n_embd, g.n_tokens);
+    return ggml_reshape_2d(ctx0, packed, g.n_embd, g.n_tokens);
+}
+
+void dspine_graph::lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight) {
+    if (!model.enabled()) {
+        return;
+    }
+    ggml_tensor * logits = g.res->t_logits;
+    GGML_ASSERT(logits->ne[1] == g.n_tokens);
+
+    ggml_tensor * candidates = ggml_top_k(g.ctx0, logits, g.hparams.dflash_selector_top_k);
+    // the fused cache knows no scale of the head
+    ggml_tensor * packed = head_scale ? nullptr : fused_lattice(candidates, head, norm_weight);
+    if (!packed) {
+        packed = composed_lattice(candidates, head, head_scale, norm_weight);
+    }
     g.cb(packed, "dspine_lattice", -1);
     g.res->t_h_nextn = packed;
     ggml_build_forward_expand(g.gf, packed);

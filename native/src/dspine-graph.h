@@ -8,6 +8,9 @@ struct llm_graph_context;
 
 // Builds the DSpine nodes of one decoder graph. Inert for every other dflash model.
 //
+// The gate of an injection and the transition cache are one node each (dspine-ops.h) where the backend that holds
+// their weights computes them, and composed of stock operations elsewhere, or everywhere with DSPINE_FUSED=0.
+//
 // Rows come block by block: n_tokens = n_blocks * rows, row 0 of a block is its anchor.
 class dspine_graph {
 public:
@@ -30,8 +33,15 @@ private:
     };
 
     messages      project_predecessor(ggml_tensor * x);
+    messages      of_tokens(ggml_tensor * ids); // [n]
     ggml_tensor * code(ggml_tensor * ids);
-    ggml_tensor * feature(ggml_tensor * h, int il);
+    ggml_tensor * feature(ggml_tensor * readout);
+    ggml_tensor * row_norm(ggml_tensor * h);
+    ggml_tensor * if_fused(ggml_tensor * node);
+    ggml_tensor * fused_message(ggml_tensor * h, ggml_tensor * readout);
+    ggml_tensor * message(ggml_tensor * recv, ggml_tensor * receiver, ggml_tensor * norm);
+    ggml_tensor * fused_lattice(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * norm_weight);
+    ggml_tensor * composed_lattice(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight);
     ggml_tensor * shift(ggml_tensor * of_rows, ggml_tensor * of_anchors);
     ggml_tensor * rows_view(ggml_tensor * t, int64_t first, int64_t count);
     ggml_tensor * pair_scores(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight);
@@ -48,5 +58,6 @@ private:
     messages anchor = {};                // of the anchors' codes, [message, n_blocks]
     ggml_tensor * last_hidden   = nullptr; // pre-injection rows of the last layer
     ggml_tensor * last_receiver = nullptr; // their W_r * feature + b
-    ggml_tensor * last_norm     = nullptr; // their ||h|| / sqrt(n_embd), [1, n_tokens]
+    ggml_tensor * last_norm     = nullptr; // their ||h|| / sqrt(n_embd), [1, n_tokens]; nullptr after a fused gate
+    ggml_tensor * last_gated    = nullptr; // their fused gate, or nullptr
 };

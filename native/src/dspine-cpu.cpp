@@ -1,0 +1,412 @@
+// The CPU twins of dspine-ops.h. The matrix products are upstream's: llamafile_sgemm, which all threads call
+// together, or the dot product of the weight's type. Messages have the bits that the stock operations give them:
+// one in the last place would be rounded to another BF16 value now and then, and show in the scores.
+#include "dspine-cpu.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml-cpu-impl.h"
+#include "simd-gemm.h"
+#include "vec.h"
+
+#ifdef GGML_USE_LLAMAFILE
+#include "llamafile/sgemm.h"
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace {
+
+constexpr int64_t LINE = 64;  // bytes; parts of the work buffer start at cache lines
+constexpr int64_t TILE = 256; // columns of the hidden size at a time, a multiple of every head type's block
+constexpr int64_t PAIRS = 256; // pairs at a time: a tile of their products is 256 KiB and stays in the cache
+
+struct range {
+    int64_t first;
+    int64_t last;
+};
+
+// this thread's part of [0, n)
+range share(const ggml_compute_params * params, int64_t n) {
+    return { n * params->ith / params->nth, n * (params->ith + 1) / params->nth };
+}
+
+const float * row(const ggml_tensor * t, int64_t i) {
+    return (const float *) ((const char *) t->data + i * t->nb[1]);
+}
+
+float * row(ggml_tensor * t, int64_t i) {
+    return (float *) ((char *) t->data + i * t->nb[1]);
+}
+
+// summed as GGML_OP_RMS_NORM and GGML_OP_MEAN do
+ggml_float sum_of_squares(int64_t n, const float * x) {
+    ggml_float sum = 0.0;
+    for (int64_t i = 0; i < n; ++i) {
+        sum += (ggml_float) (x[i] * x[i]);
+    }
+    return sum;
+}
+
+// ||h|| / sqrt(H)
+float row_norm(const ggml_tensor * h, int64_t i) {
+    return std::sqrt((float) sum_of_squares(h->ne[0], row(h, i)) / (float) h->ne[0]);
+}
+
+// out = sigmoid(receiver + gate) * value * scale
+void gate_message(int64_t n, const float * receiver, const float * gate, const float * value, float scale, float * out) {
+    ggml_vec_add_f32((int) n, out, gate, receiver);
+    ggml_vec_sigmoid_f32((int) n, out, out);
+    ggml_vec_mul_f32((int) n, out, out, value);
+    ggml_vec_scale_f32((int) n, out, scale);
+}
+
+// The right side of a product: rows in the type that the weight's dot product wants.
+struct operand {
+    ggml_type type;
+    int64_t   width;
+    size_t    row_size;
+    char    * data;
+
+    operand(const ggml_tensor * weight, char * data)
+        : type(ggml_get_type_traits_cpu(weight->type)->vec_dot_type), width(weight->ne[0]),
+          row_size(ggml_row_size(type, width)), data(data) {}
+
+    // puts n values into row i, from column `at` on
+    void store(int64_t i, int64_t at, const float * x, int64_t n) const {
+        ggml_get_type_traits_cpu(type)->from_float(x, data + i * row_size + at * ggml_type_size(type), n);
+    }
+};
+
+// out[i + ld * j] = weight row (first + i) . x row (begin + j), for i < m and j < n. All threads call it with the same
+// arguments after a barrier; `out` is complete after the next one.
+void product(const ggml_compute_params * params, const ggml_tensor * weight, int64_t first, int64_t m,
+        const operand & x, int64_t begin, int64_t n, float * out, int64_t ld) {
+    const char * rows = (const char *) weight->data + first * weight->nb[1];
+    const char * right = x.data + begin * x.row_size;
+#ifdef GGML_USE_LLAMAFILE
+    if (llamafile_sgemm(params, m, n, x.width, rows, weight->nb[1] / ggml_type_size(weight->type),
+            right, x.row_size / ggml_type_size(x.type), out, ld, weight->type, x.type, GGML_TYPE_F32)) {
+        return;
+    }
+#endif
+    const ggml_vec_dot_t vec_dot = ggml_get_type_traits_cpu(weight->type)->vec_dot;
+    const range mine = share(params, m);
+    for (int64_t j = 0; j < n; ++j) {
+        for (int64_t i = mine.first; i < mine.last; ++i) {
+            vec_dot((int) x.width, out + i + ld * j, 0, rows + i * weight->nb[1], 0, right + j * x.row_size, 0, 1);
+        }
+    }
+}
+
+// Hands out parts of the work buffer.
+struct carver {
+    char * base;
+    size_t used = 0;
+
+    char * take(size_t bytes) {
+        char * part = base + used;
+        used += GGML_PAD(bytes, LINE);
+        return part;
+    }
+
+    float * floats(int64_t n) {
+        return (float *) take(n * sizeof(float));
+    }
+};
+
+// -- gate -------------------------------------------------------------------------------------
+
+struct gate_work {
+    operand features;
+    float * value; // [M, rows], W_m f
+    float * gate;  // [M, rows], W_p f
+    size_t  size;
+
+    gate_work(const ggml_tensor * node, void * base) : features(node->src[4], nullptr) {
+        carver work = { (char *) base };
+        features.data = work.take(features.row_size * node->ne[1]);
+        value = work.floats(node->ne[0] * node->ne[1]);
+        gate  = work.floats(node->ne[0] * node->ne[1]);
+        size  = work.used;
+    }
+};
+
+// f = sqrt(R) a / max(||a||, 1e-12), an RMS norm of a
+void store_feature(const operand & features, int64_t i, const float * a) {
+    const int64_t rank  = features.width;
+    const float   mean  = sum_of_squares(rank, a) / rank;
+    const float   scale = 1.0f / std::sqrt(mean + 1e-24f / (float) rank);
+    float part[TILE];
+    for (int64_t at = 0; at < rank; at += TILE) {
+        const int64_t n = std::min(TILE, rank - at);
+        for (int64_t c = 0; c < n; ++c) {
+            part[c] = a[at + c] * scale;
+        }
+        features.store(i, at, part, n);
+    }
+}
+
+// -- cache ------------------------------------------------------------------------------------
+
+// Shapes and the work buffer of a cache node. A position is a row t >= 2 of a block that is scored.
+struct cache_work {
+    int64_t n_embd, rows, scored, top_k;
+    int64_t positions;  // of all blocks
+    int64_t at_a_time;  // positions
+
+    operand values;  // one row a pair: what O is applied to
+    float * written; // [TILE, pairs]         O value, then the refined row, before the norm
+    float * head;    // [K, TILE] a position  head rows times the norm's weight, transposed
+    float * partial; // [K (j), K (k)] a position: dots over one tile, so that no sum gets long
+    float * dots;    // [K (j), K (k)] a position
+    float * squares; // [K] a position        sums of squares of the refined rows
+    size_t  size;
+
+    cache_work(const ggml_tensor * node, void * base) : values(node->src[2], nullptr) {
+        const int64_t n_blocks = ggml_get_op_params_i32(node, 0);
+        n_embd    = node->ne[0];
+        rows      = node->ne[1] / n_blocks;
+        scored    = ggml_get_op_params_i32(node, 1);
+        top_k     = node->src[7]->ne[0];
+        positions = std::max<int64_t>(scored - 2, 0) * n_blocks;
+        at_a_time = std::min(positions, std::max<int64_t>(PAIRS / top_k, 1));
+
+        carver work = { (char *) base };
+        values.data = work.take(values.row_size * positions * top_k);
+        written = work.floats(TILE * at_a_time * top_k);
+        head    = work.floats(TILE * at_a_time * top_k);
+        partial = work.floats(at_a_time * top_k * top_k);
+        dots    = work.floats(positions * top_k * top_k);
+        squares = work.floats(positions * top_k);
+        size    = work.used;
+    }
+
+    // row of the batch that position p is
+    int64_t row_of(int64_t p) const {
+        return p / (scored - 2) * rows + 2 + p % (scored - 2);
+    }
+};
+
+const int32_t * candidates_of(const ggml_tensor * node, int64_t i) {
+    return (const int32_t *) row(node->src[7], i);
+}
+
+// ids, and the scores of row 1, whose predecessor, the anchor, is already written into its logits
+void cache_pack(const ggml_compute_params * params, const cache_work & w, ggml_tensor * node) {
+    const ggml_tensor * logits = node->src[8];
+    const range mine = share(params, node->ne[1]);
+    for (int64_t i = mine.first; i < mine.last; ++i) {
+        float * out = row(node, i);
+        std::memset(out, 0, node->ne[0] * sizeof(float));
+        const int64_t t = i % w.rows;
+        if (t == 0 || t >= w.scored) {
+            continue;
+        }
+        const int32_t * ids = candidates_of(node, i);
+        for (int64_t j = 0; j < w.top_k; ++j) {
+            GGML_ASSERT(ids[j] >= 0 && ids[j] < logits->ne[0]);
+            out[j] = (float) ids[j];
+            for (int64_t k = 0; t == 1 && k < w.top_k; ++k) {
+                out[w.top_k + k * w.top_k + j] = row(logits, i)[ids[j]];
+            }
+        }
+    }
+}
+
+// the message of every pair, times the norm of the row that receives it
+void cache_messages(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node) {
+    const ggml_tensor * gated = node->src[4];
+    const int64_t message = gated->ne[0];
+    const range mine = share(params, w.positions * w.top_k);
+    float part[TILE];
+    float norm = 0.0f;
+    for (int64_t pair = mine.first; pair < mine.last; ++pair) {
+        const int64_t i = w.row_of(pair / w.top_k);
+        if (pair == mine.first || pair % w.top_k == 0) {
+            norm = row_norm(node->src[3], i);
+        }
+        const float * receiver = (const float *) ((const char *) gated->data + gated->nb[2] + i * gated->nb[1]);
+        for (int64_t at = 0; at < message; at += TILE) {
+            const int64_t n = std::min(TILE, message - at);
+            gate_message(n, receiver + at, row(node->src[6], pair) + at, row(node->src[5], pair) + at, norm, part);
+            w.values.store(pair, at, part, n);
+        }
+    }
+}
+
+// columns [at, at + n) of row `id` of the head
+void head_part(const ggml_tensor * head, int64_t id, int64_t at, int64_t n, float * out) {
+    const char * data = (const char *) head->data + id * head->nb[1] + ggml_row_size(head->type, at);
+    switch (head->type) {
+        case GGML_TYPE_F32:  std::memcpy(out, data, n * sizeof(float)); break;
+        case GGML_TYPE_F16:  ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) data, out, n); break;
+        case GGML_TYPE_BF16: ggml_cpu_bf16_to_fp32((const ggml_bf16_t *) data, out, n); break;
+        default:             ggml_get_type_traits(head->type)->to_float(data, out, n); break;
+    }
+}
+
+// columns [at, at + n) of the candidates' head rows, times the norm's weight, a candidate a column
+void cache_head(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node,
+        int64_t first, int64_t count, int64_t at, int64_t n) {
+    const float * norm = row(node->src[1], 0) + at;
+    const range mine = share(params, count * w.top_k);
+    float part[TILE];
+    for (int64_t item = mine.first; item < mine.last; ++item) {
+        const int64_t p = item / w.top_k;
+        const int64_t j = item % w.top_k;
+        head_part(node->src[0], candidates_of(node, w.row_of(first + p))[j], at, n, part);
+        float * out = w.head + p * TILE * w.top_k + j;
+        for (int64_t c = 0; c < n; ++c) {
+            out[c * w.top_k] = part[c] * norm[c];
+        }
+    }
+}
+
+// adds columns [at, at + n) to the dots and sums of squares
+void cache_accumulate(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node,
+        int64_t first, int64_t count, int64_t at, int64_t n) {
+    constexpr int64_t GROUP = 4; // predecessors an item, as many as the kernel of simd_gemm takes
+    const int64_t groups = (w.top_k + GROUP - 1) / GROUP;
+    const range mine = share(params, count * groups);
+    for (int64_t item = mine.first; item < mine.last; ++item) {
+        const int64_t p  = item / groups;
+        const int64_t k0 = item % groups * GROUP;
+        const int64_t nk = std::min(GROUP, w.top_k - k0);
+        const float * h  = row(node->src[3], w.row_of(first + p)) + at;
+        float * refined  = w.written + (p * w.top_k + k0) * n;
+        float * squares  = w.squares + (first + p) * w.top_k + k0;
+        for (int64_t k = 0; k < nk; ++k) {
+            float * u = refined + k * n;
+            float square = 0.0f;
+            ggml_vec_acc_f32((int) n, u, h);
+            ggml_vec_dot_f32((int) n, &square, 0, u, 0, u, 0, 1);
+            squares[k] += square;
+        }
+        float * partial = w.partial + (p * w.top_k + k0) * w.top_k;
+        float * dots    = w.dots + ((first + p) * w.top_k + k0) * w.top_k;
+        std::fill(partial, partial + nk * w.top_k, 0.0f);
+        simd_gemm(partial, refined, w.head + p * TILE * w.top_k, (int) nk, (int) n, (int) w.top_k);
+        ggml_vec_acc_f32((int) (nk * w.top_k), dots, partial);
+    }
+}
+
+// score[k, j] = dot / rms
+void cache_scores(const ggml_compute_params * params, const cache_work & w, ggml_tensor * node) {
+    const float eps = ggml_get_op_params_f32(node, 2);
+    const range mine = share(params, w.positions);
+    for (int64_t p = mine.first; p < mine.last; ++p) {
+        float * out = row(node, w.row_of(p)) + w.top_k;
+        for (int64_t k = 0; k < w.top_k; ++k) {
+            const float scale = 1.0f / std::sqrt(w.squares[p * w.top_k + k] / (float) w.n_embd + eps);
+            for (int64_t j = 0; j < w.top_k; ++j) {
+                out[k * w.top_k + j] = w.dots[(p * w.top_k + k) * w.top_k + j] * scale;
+            }
+        }
+    }
+}
+
+bool is_bridge_type(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+}
+
+bool dequantizes(ggml_type type) {
+    return type == GGML_TYPE_F32 || (ggml_get_type_traits(type)->to_float && TILE % ggml_blck_size(type) == 0);
+}
+
+} // namespace
+
+bool dspine_cpu_supports_op(const ggml_tensor * op) {
+    for (const ggml_tensor * src : op->src) {
+        // a repacked weight has no rows to read
+        if (src && src->buffer && src->op == GGML_OP_NONE && !ggml_backend_buffer_is_host(src->buffer)) {
+            return false;
+        }
+        if (src && src->nb[0] != ggml_type_size(src->type)) {
+            return false;
+        }
+    }
+    switch (op->op) {
+        case GGML_OP_DSPINE_GATE:
+            return is_bridge_type(op->src[4]->type);
+        case GGML_OP_DSPINE_CACHE:
+            return is_bridge_type(op->src[2]->type) && dequantizes(op->src[0]->type);
+        default:
+            return false;
+    }
+}
+
+size_t dspine_cpu_gate_work_size(const ggml_tensor * node) {
+    return gate_work(node, nullptr).size;
+}
+
+size_t dspine_cpu_cache_work_size(const ggml_tensor * node) {
+    return cache_work(node, nullptr).size;
+}
+
+void dspine_cpu_gate(const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * h = dst->src[0];
+    const ggml_tensor * a = dst->src[1];
+    const int64_t message = dst->ne[0];
+    const int64_t n_rows  = dst->ne[1];
+    const int64_t rows    = n_rows / ggml_get_op_params_i32(dst, 0);
+    float * messages = (float *) dst->data;
+    float * receiver = messages + message * n_rows;
+    const gate_work w(dst, params->wdata);
+
+    const range mine = share(params, n_rows);
+    for (int64_t i = mine.first; i < mine.last; ++i) {
+        store_feature(w.features, i, row(a, i));
+    }
+    ggml_barrier(params->threadpool);
+    product(params, dst->src[4], 0, message, w.features, 0, n_rows, w.value, message);
+    product(params, dst->src[5], 0, message, w.features, 0, n_rows, receiver, message);
+    product(params, dst->src[6], 0, message, w.features, 0, n_rows, w.gate, message);
+    ggml_barrier(params->threadpool);
+
+    const float * bias = row(dst->src[7], 0);
+    for (int64_t i = mine.first; i < mine.last; ++i) {
+        const int64_t block = i / rows;
+        const int64_t t     = i % rows;
+        float * own = receiver + i * message;
+        for (int64_t c = 0; c < message; ++c) {
+            own[c] += bias[c];
+        }
+        float * out = messages + i * message;
+        if (t == 0) {
+            std::memset(out, 0, message * sizeof(float));
+            continue;
+        }
+        const float * value = t == 1 ? row(dst->src[2], block) : w.value + (i - 1) * message;
+        const float * gate  = t == 1 ? row(dst->src[3], block) : w.gate  + (i - 1) * message;
+        gate_message(message, own, gate, value, row_norm(h, i), out);
+    }
+}
+
+void dspine_cpu_cache(const ggml_compute_params * params, ggml_tensor * dst) {
+    const cache_work w(dst, params->wdata);
+    cache_pack(params, w, dst);
+    if (w.positions == 0) {
+        return;
+    }
+    cache_messages(params, w, dst);
+    const range pairs = share(params, w.positions * w.top_k);
+    std::fill(w.squares + pairs.first, w.squares + pairs.last, 0.0f);
+    std::fill(w.dots + pairs.first * w.top_k, w.dots + pairs.last * w.top_k, 0.0f);
+    ggml_barrier(params->threadpool);
+
+    for (int64_t at = 0; at < w.n_embd; at += TILE) {
+        const int64_t n = std::min(TILE, w.n_embd - at);
+        for (int64_t first = 0; first < w.positions; first += w.at_a_time) {
+            const int64_t count = std::min(w.at_a_time, w.positions - first);
+            cache_head(params, w, dst, first, count, at, n);
+            product(params, dst->src[2], at, n, w.values, first * w.top_k, count * w.top_k, w.written, n);
+            ggml_barrier(params->threadpool);
+            cache_accumulate(params, w, dst, first, count, at, n);
+            ggml_barrier(params->threadpool);
+        }
+    }
+    cache_scores(params, w, dst);
+}
