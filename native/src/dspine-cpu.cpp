@@ -1,6 +1,7 @@
 // The CPU twins of dspine-ops.h. The matrix products are upstream's: llamafile_sgemm, which all threads call
-// together, or the dot product of the weight's type. Messages have the bits that the stock operations give them:
-// one in the last place would be rounded to another BF16 value now and then, and show in the scores.
+// together, or the dot product of the weight's type, for the gate; simd_gemm, one thread a tile, for the cache.
+// Messages have the bits that the stock operations give them: one in the last place would be rounded to another
+// BF16 value now and then, and show in the scores.
 #include "dspine-cpu.h"
 
 #include "ggml-backend.h"
@@ -20,8 +21,7 @@
 namespace {
 
 constexpr int64_t LINE = 64;  // bytes; parts of the work buffer start at cache lines
-constexpr int64_t TILE = 256; // columns of the hidden size at a time, a multiple of every head type's block
-constexpr int64_t PAIRS = 256; // pairs at a time: a tile of their products is 256 KiB and stays in the cache
+constexpr int64_t PART = 256; // values of a message at a time
 
 struct range {
     int64_t first;
@@ -80,15 +80,13 @@ struct operand {
     }
 };
 
-// out[i + ld * j] = weight row (first + i) . x row (begin + j), for i < m and j < n. All threads call it with the same
+// out[i + M * j] = weight row i . x row j, for the M rows of the weight and j < n. All threads call it with the same
 // arguments after a barrier; `out` is complete after the next one.
-void product(const ggml_compute_params * params, const ggml_tensor * weight, int64_t first, int64_t m,
-        const operand & x, int64_t begin, int64_t n, float * out, int64_t ld) {
-    const char * rows = (const char *) weight->data + first * weight->nb[1];
-    const char * right = x.data + begin * x.row_size;
+void product(const ggml_compute_params * params, const ggml_tensor * weight, const operand & x, int64_t n, float * out) {
+    const int64_t m = weight->ne[1];
 #ifdef GGML_USE_LLAMAFILE
-    if (llamafile_sgemm(params, m, n, x.width, rows, weight->nb[1] / ggml_type_size(weight->type),
-            right, x.row_size / ggml_type_size(x.type), out, ld, weight->type, x.type, GGML_TYPE_F32)) {
+    if (llamafile_sgemm(params, m, n, x.width, weight->data, weight->nb[1] / ggml_type_size(weight->type),
+            x.data, x.row_size / ggml_type_size(x.type), out, m, weight->type, x.type, GGML_TYPE_F32)) {
         return;
     }
 #endif
@@ -96,9 +94,24 @@ void product(const ggml_compute_params * params, const ggml_tensor * weight, int
     const range mine = share(params, m);
     for (int64_t j = 0; j < n; ++j) {
         for (int64_t i = mine.first; i < mine.last; ++i) {
-            vec_dot((int) x.width, out + i + ld * j, 0, rows + i * weight->nb[1], 0, right + j * x.row_size, 0, 1);
+            vec_dot((int) x.width, out + i + m * j, 0, row(weight, i), 0, x.data + j * x.row_size, 0, 1);
         }
     }
+}
+
+// n values of any type that has rows, as F32
+void widen(ggml_type type, const void * data, float * out, int64_t n) {
+    switch (type) {
+        case GGML_TYPE_F32:  std::memcpy(out, data, n * sizeof(float)); break;
+        case GGML_TYPE_F16:  ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) data, out, n); break;
+        case GGML_TYPE_BF16: ggml_cpu_bf16_to_fp32((const ggml_bf16_t *) data, out, n); break;
+        default:             ggml_get_type_traits(type)->to_float(data, out, n); break;
+    }
+}
+
+// columns [at, at + n) of row i
+void widen_row(const ggml_tensor * t, int64_t i, int64_t at, int64_t n, float * out) {
+    widen(t->type, (const char *) t->data + i * t->nb[1] + ggml_row_size(t->type, at), out, n);
 }
 
 // Hands out parts of the work buffer.
@@ -139,9 +152,9 @@ void store_feature(const operand & features, int64_t i, const float * a) {
     const int64_t rank  = features.width;
     const float   mean  = sum_of_squares(rank, a) / rank;
     const float   scale = 1.0f / std::sqrt(mean + 1e-24f / (float) rank);
-    float part[TILE];
-    for (int64_t at = 0; at < rank; at += TILE) {
-        const int64_t n = std::min(TILE, rank - at);
+    float part[PART];
+    for (int64_t at = 0; at < rank; at += PART) {
+        const int64_t n = std::min(PART, rank - at);
         for (int64_t c = 0; c < n; ++c) {
             part[c] = a[at + c] * scale;
         }
@@ -151,38 +164,49 @@ void store_feature(const operand & features, int64_t i, const float * a) {
 
 // -- cache ------------------------------------------------------------------------------------
 
+// One item of the cache's work is a tile of the hidden size times a group of positions. What it computes of width
+// TILE, O value and the refined rows, stays in the scratch of its thread; what it leaves are sums over the tile.
+constexpr int64_t TILE  = 256; // columns of the hidden size, a multiple of every head type's block
+constexpr int64_t STRIP = 64;  // of these, as many rows of O as are widened to F32 at a time
+constexpr int64_t GROUP = 64;  // pairs: four vectors of AVX-512, which the kernel of simd_gemm takes at once
+
 // Shapes and the work buffer of a cache node. A position is a row t >= 2 of a block that is scored.
 struct cache_work {
-    int64_t n_embd, rows, scored, top_k;
-    int64_t positions;  // of all blocks
-    int64_t at_a_time;  // positions
+    int64_t n_embd, message, rows, scored, top_k;
+    int64_t positions; // of all blocks
+    int64_t in_group;  // positions
+    int64_t groups, tiles;
 
-    operand values;  // one row a pair: what O is applied to
-    float * written; // [TILE, pairs]         O value, then the refined row, before the norm
-    float * head;    // [K, TILE] a position  head rows times the norm's weight, transposed
-    float * partial; // [K (j), K (k)] a position: dots over one tile, so that no sum gets long
-    float * dots;    // [K (j), K (k)] a position
-    float * squares; // [K] a position        sums of squares of the refined rows
+    float * values;  // [pairs, M] a group, transposed: what O is applied to
+    float * sums;    // [K (k), K (j) + 1] a tile and position: dots with the head rows, then squares of the refined row
+    float * scratch; // of this thread
     size_t  size;
 
-    cache_work(const ggml_tensor * node, void * base) : values(node->src[2], nullptr) {
+    cache_work(const ggml_tensor * node, void * base, int ith, int nth) {
         const int64_t n_blocks = ggml_get_op_params_i32(node, 0);
         n_embd    = node->ne[0];
+        message   = node->src[2]->ne[0];
         rows      = node->ne[1] / n_blocks;
         scored    = ggml_get_op_params_i32(node, 1);
         top_k     = node->src[7]->ne[0];
         positions = std::max<int64_t>(scored - 2, 0) * n_blocks;
-        at_a_time = std::min(positions, std::max<int64_t>(PAIRS / top_k, 1));
+        in_group  = std::max<int64_t>(GROUP / top_k, 1);
+        groups    = (positions + in_group - 1) / in_group;
+        tiles     = (n_embd + TILE - 1) / TILE;
 
         carver work = { (char *) base };
-        values.data = work.take(values.row_size * positions * top_k);
-        written = work.floats(TILE * at_a_time * top_k);
-        head    = work.floats(TILE * at_a_time * top_k);
-        partial = work.floats(at_a_time * top_k * top_k);
-        dots    = work.floats(positions * top_k * top_k);
-        squares = work.floats(positions * top_k);
+        values = work.floats(groups * group_size());
+        sums   = work.floats(tiles * positions * sums_size());
+        const int64_t own = GGML_PAD(STRIP * message + TILE * in_group * top_k + 2 * TILE * top_k, LINE);
+        scratch = work.floats(own * nth) + own * ith;
         size    = work.used;
     }
+
+    int64_t group_size() const { return message * in_group * top_k; }
+    int64_t sums_size()  const { return top_k * (top_k + 1); }
+
+    // positions of a group; the last may have fewer
+    int64_t count_of(int64_t group) const { return std::min(in_group, positions - group * in_group); }
 
     // row of the batch that position p is
     int64_t row_of(int64_t p) const {
@@ -216,93 +240,95 @@ void cache_pack(const ggml_compute_params * params, const cache_work & w, ggml_t
     }
 }
 
-// the message of every pair, times the norm of the row that receives it
+// the message of every pair, times the norm of the row that receives it, rounded as a product with O rounds it
 void cache_messages(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node) {
     const ggml_tensor * gated = node->src[4];
-    const int64_t message = gated->ne[0];
+    const ggml_type type = node->src[2]->type;
     const range mine = share(params, w.positions * w.top_k);
-    float part[TILE];
+    float part[PART];
+    char rounded[PART * sizeof(float)];
     float norm = 0.0f;
     for (int64_t pair = mine.first; pair < mine.last; ++pair) {
-        const int64_t i = w.row_of(pair / w.top_k);
+        const int64_t p = pair / w.top_k;
+        const int64_t i = w.row_of(p);
         if (pair == mine.first || pair % w.top_k == 0) {
             norm = row_norm(node->src[3], i);
         }
+        const int64_t group = p / w.in_group;
+        const int64_t pairs = w.count_of(group) * w.top_k;
         const float * receiver = (const float *) ((const char *) gated->data + gated->nb[2] + i * gated->nb[1]);
-        for (int64_t at = 0; at < message; at += TILE) {
-            const int64_t n = std::min(TILE, message - at);
+        float * out = w.values + group * w.group_size() + pair - group * w.in_group * w.top_k;
+        for (int64_t at = 0; at < w.message; at += PART) {
+            const int64_t n = std::min(PART, w.message - at);
             gate_message(n, receiver + at, row(node->src[6], pair) + at, row(node->src[5], pair) + at, norm, part);
-            w.values.store(pair, at, part, n);
+            ggml_get_type_traits_cpu(type)->from_float(part, rounded, n);
+            widen(type, rounded, part, n);
+            for (int64_t c = 0; c < n; ++c) {
+                out[(at + c) * pairs] = part[c];
+            }
         }
     }
 }
 
-// columns [at, at + n) of row `id` of the head
-void head_part(const ggml_tensor * head, int64_t id, int64_t at, int64_t n, float * out) {
-    const char * data = (const char *) head->data + id * head->nb[1] + ggml_row_size(head->type, at);
-    switch (head->type) {
-        case GGML_TYPE_F32:  std::memcpy(out, data, n * sizeof(float)); break;
-        case GGML_TYPE_F16:  ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) data, out, n); break;
-        case GGML_TYPE_BF16: ggml_cpu_bf16_to_fp32((const ggml_bf16_t *) data, out, n); break;
-        default:             ggml_get_type_traits(head->type)->to_float(data, out, n); break;
-    }
-}
+// sums over columns [at, at + n) for the positions of a group
+void cache_tile(const cache_work & w, const ggml_tensor * node, int64_t at, int64_t group) {
+    const int64_t n     = std::min(TILE, w.n_embd - at);
+    const int64_t first = group * w.in_group;
+    const int64_t count = w.count_of(group);
+    const int64_t pairs = count * w.top_k;
+    float * strip   = w.scratch;                      // [M, STRIP]
+    float * written = strip + STRIP * w.message;      // [pairs, n], O value
+    float * refined = written + TILE * pairs;         // [K, n] of one position
+    float * head    = refined + TILE * w.top_k;       // [n, K], head rows times the norm's weight
 
-// columns [at, at + n) of the candidates' head rows, times the norm's weight, a candidate a column
-void cache_head(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node,
-        int64_t first, int64_t count, int64_t at, int64_t n) {
+    const ggml_tensor * write = node->src[2];
+    std::fill(written, written + n * pairs, 0.0f);
+    for (int64_t c = 0; c < n; c += STRIP) {
+        const int64_t m = std::min(STRIP, n - c);
+        for (int64_t i = 0; i < m; ++i) {
+            widen(write->type, row(write, at + c + i), strip + i * w.message, w.message);
+        }
+        simd_gemm(written + c * pairs, strip, w.values + group * w.group_size(), (int) m, (int) w.message, (int) pairs);
+    }
+
     const float * norm = row(node->src[1], 0) + at;
-    const range mine = share(params, count * w.top_k);
-    float part[TILE];
-    for (int64_t item = mine.first; item < mine.last; ++item) {
-        const int64_t p = item / w.top_k;
-        const int64_t j = item % w.top_k;
-        head_part(node->src[0], candidates_of(node, w.row_of(first + p))[j], at, n, part);
-        float * out = w.head + p * TILE * w.top_k + j;
+    for (int64_t p = 0; p < count; ++p) {
+        const int64_t i = w.row_of(first + p);
+        float * dots    = w.sums + (at / TILE * w.positions + first + p) * w.sums_size(); // [K (k), K (j)]
+        float * squares = dots + w.top_k * w.top_k;
+        std::fill(dots, dots + w.sums_size(), 0.0f);
+        for (int64_t j = 0; j < w.top_k; ++j) {
+            float * out = head + j * n;
+            widen_row(node->src[0], candidates_of(node, i)[j], at, n, out);
+            ggml_vec_mul_f32((int) n, out, out, norm);
+        }
+        const float * h = row(node->src[3], i) + at;
         for (int64_t c = 0; c < n; ++c) {
-            out[c * w.top_k] = part[c] * norm[c];
+            const float * u = written + c * pairs + p * w.top_k;
+            for (int64_t k = 0; k < w.top_k; ++k) {
+                const float value = u[k] + h[c];
+                refined[c * w.top_k + k] = value;
+                squares[k] += value * value;
+            }
         }
+        simd_gemm(dots, head, refined, (int) w.top_k, (int) n, (int) w.top_k);
     }
 }
 
-// adds columns [at, at + n) to the dots and sums of squares
-void cache_accumulate(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node,
-        int64_t first, int64_t count, int64_t at, int64_t n) {
-    constexpr int64_t GROUP = 4; // predecessors an item, as many as the kernel of simd_gemm takes
-    const int64_t groups = (w.top_k + GROUP - 1) / GROUP;
-    const range mine = share(params, count * groups);
-    for (int64_t item = mine.first; item < mine.last; ++item) {
-        const int64_t p  = item / groups;
-        const int64_t k0 = item % groups * GROUP;
-        const int64_t nk = std::min(GROUP, w.top_k - k0);
-        const float * h  = row(node->src[3], w.row_of(first + p)) + at;
-        float * refined  = w.written + (p * w.top_k + k0) * n;
-        float * squares  = w.squares + (first + p) * w.top_k + k0;
-        for (int64_t k = 0; k < nk; ++k) {
-            float * u = refined + k * n;
-            float square = 0.0f;
-            ggml_vec_acc_f32((int) n, u, h);
-            ggml_vec_dot_f32((int) n, &square, 0, u, 0, u, 0, 1);
-            squares[k] += square;
-        }
-        float * partial = w.partial + (p * w.top_k + k0) * w.top_k;
-        float * dots    = w.dots + ((first + p) * w.top_k + k0) * w.top_k;
-        std::fill(partial, partial + nk * w.top_k, 0.0f);
-        simd_gemm(partial, refined, w.head + p * TILE * w.top_k, (int) nk, (int) n, (int) w.top_k);
-        ggml_vec_acc_f32((int) (nk * w.top_k), dots, partial);
-    }
-}
-
-// score[k, j] = dot / rms
+// score[k, j] = dot / rms; tiles are added in order, whoever computed them
 void cache_scores(const ggml_compute_params * params, const cache_work & w, ggml_tensor * node) {
     const float eps = ggml_get_op_params_f32(node, 2);
     const range mine = share(params, w.positions);
     for (int64_t p = mine.first; p < mine.last; ++p) {
+        float * sums = w.sums + p * w.sums_size();
+        for (int64_t tile = 1; tile < w.tiles; ++tile) {
+            ggml_vec_acc_f32((int) w.sums_size(), sums, sums + tile * w.positions * w.sums_size());
+        }
         float * out = row(node, w.row_of(p)) + w.top_k;
         for (int64_t k = 0; k < w.top_k; ++k) {
-            const float scale = 1.0f / std::sqrt(w.squares[p * w.top_k + k] / (float) w.n_embd + eps);
+            const float scale = 1.0f / std::sqrt(sums[w.top_k * w.top_k + k] / (float) w.n_embd + eps);
             for (int64_t j = 0; j < w.top_k; ++j) {
-                out[k * w.top_k + j] = w.dots[(p * w.top_k + k) * w.top_k + j] * scale;
+                out[k * w.top_k + j] = sums[j * w.top_k + k] * scale;
             }
         }
     }
@@ -342,8 +368,8 @@ size_t dspine_cpu_gate_work_size(const ggml_tensor * node) {
     return gate_work(node, nullptr).size;
 }
 
-size_t dspine_cpu_cache_work_size(const ggml_tensor * node) {
-    return cache_work(node, nullptr).size;
+size_t dspine_cpu_cache_work_size(const ggml_tensor * node, int n_tasks) {
+    return cache_work(node, nullptr, 0, n_tasks).size;
 }
 
 void dspine_cpu_gate(const ggml_compute_params * params, ggml_tensor * dst) {
@@ -361,9 +387,9 @@ void dspine_cpu_gate(const ggml_compute_params * params, ggml_tensor * dst) {
         store_feature(w.features, i, row(a, i));
     }
     ggml_barrier(params->threadpool);
-    product(params, dst->src[4], 0, message, w.features, 0, n_rows, w.value, message);
-    product(params, dst->src[5], 0, message, w.features, 0, n_rows, receiver, message);
-    product(params, dst->src[6], 0, message, w.features, 0, n_rows, w.gate, message);
+    product(params, dst->src[4], w.features, n_rows, w.value);
+    product(params, dst->src[5], w.features, n_rows, receiver);
+    product(params, dst->src[6], w.features, n_rows, w.gate);
     ggml_barrier(params->threadpool);
 
     const float * bias = row(dst->src[7], 0);
@@ -386,27 +412,19 @@ void dspine_cpu_gate(const ggml_compute_params * params, ggml_tensor * dst) {
 }
 
 void dspine_cpu_cache(const ggml_compute_params * params, ggml_tensor * dst) {
-    const cache_work w(dst, params->wdata);
+    const cache_work w(dst, params->wdata, params->ith, params->nth);
     cache_pack(params, w, dst);
     if (w.positions == 0) {
         return;
     }
     cache_messages(params, w, dst);
-    const range pairs = share(params, w.positions * w.top_k);
-    std::fill(w.squares + pairs.first, w.squares + pairs.last, 0.0f);
-    std::fill(w.dots + pairs.first * w.top_k, w.dots + pairs.last * w.top_k, 0.0f);
-    ggml_barrier(params->threadpool);
-
-    for (int64_t at = 0; at < w.n_embd; at += TILE) {
-        const int64_t n = std::min(TILE, w.n_embd - at);
-        for (int64_t first = 0; first < w.positions; first += w.at_a_time) {
-            const int64_t count = std::min(w.at_a_time, w.positions - first);
-            cache_head(params, w, dst, first, count, at, n);
-            product(params, dst->src[2], at, n, w.values, first * w.top_k, count * w.top_k, w.written, n);
-            ggml_barrier(params->threadpool);
-            cache_accumulate(params, w, dst, first, count, at, n);
-            ggml_barrier(params->threadpool);
-        }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth); // every thread starts with the item of its number
     }
+    ggml_barrier(params->threadpool);
+    for (int64_t item = params->ith; item < w.tiles * w.groups; item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        cache_tile(w, dst, item / w.groups * TILE, item % w.groups);
+    }
+    ggml_barrier(params->threadpool);
     cache_scores(params, w, dst);
 }

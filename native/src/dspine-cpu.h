@@ -15,7 +15,7 @@ bool dspine_cpu_supports_op(const struct ggml_tensor * op);
 
 // Bytes of the work buffer that all threads share.
 size_t dspine_cpu_gate_work_size(const struct ggml_tensor * node);
-size_t dspine_cpu_cache_work_size(const struct ggml_tensor * node);
+size_t dspine_cpu_cache_work_size(const struct ggml_tensor * node, int n_tasks);
 
 // Called by every thread of the pool. The result does not depend on their number.
 void dspine_cpu_gate(const struct ggml_compute_params * params, struct ggml_tensor * dst);

@@ -1,0 +1,93 @@
+"""One round of a drafter, as JSON: `python -m support.one_round TARGET DRAFT ROWS BLOCKS`.
+
+A process of its own, because DSPINE_FUSED is read once. Prints the operations of the draft's graph
+that launch a kernel, by name, and what was drafted: ids, scores and tokens of every block.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dspine import Pair
+from dspine import _library as native
+from dspine_bench.rawllama import Context, Model, api
+
+from support.workshop import EXACT
+
+NO_KERNEL = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
+CONTEXT = 20  # rows of features before the block
+
+
+def _features(width: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((CONTEXT, width)).astype(np.float32)
+
+
+def operations(target: Path, draft: Path, rows: int) -> collections.Counter[str]:
+    """Operations of one draft's graph, counted while it runs."""
+    lib = api()
+    ggml = ctypes.CDLL(str(native.library_candidates()[0].with_name("libggml-base.so")))
+    ggml.ggml_op_desc.restype = ctypes.c_char_p
+    ggml.ggml_op_desc.argtypes = [ctypes.c_void_p]
+    found: collections.Counter[str] = collections.Counter()
+
+    @lib.ggml_backend_sched_eval_callback
+    def count(tensor: int, ask: bool, data: Any) -> bool:
+        if ask:
+            found[ggml.ggml_op_desc(tensor).decode()] += 1
+        return False
+
+    default = lib.llama_context_default_params
+
+    def counting() -> Any:
+        params = default()
+        params.cb_eval = count
+        return params
+
+    with Context(Model(target), 256, 1) as owner:
+        lib.llama_context_default_params = counting
+        try:
+            drafter = Context(Model(draft), 256, 1, owner)
+        finally:
+            lib.llama_context_default_params = default
+        with drafter:
+            drafter.tokens(rows, 0, logits=False)
+            found.clear()
+            drafter.tokens(rows, 0, logits=False)
+    return collections.Counter({op: n for op, n in found.items() if op not in NO_KERNEL})
+
+
+def draft_blocks(target: Path, draft: Path, rows: int, blocks: int) -> list[dict[str, Any]]:
+    """Drafts of blocks after contexts of unequal length."""
+    options = dataclasses.replace(EXACT, n_draft=rows - 1, n_seq=blocks)
+    with Pair(target, draft, options) as pair:
+        features = _features(pair.info.n_taps * pair.info.n_embd)
+        lengths = [CONTEXT - i for i in range(blocks)]
+        for seq, n in enumerate(lengths):
+            pair.draft_feed(seq, features[:n], 0)
+        drafted = pair.draft_many(range(blocks), [3 + seq for seq in range(blocks)], lengths)
+        tables = [pair.candidates(seq) for seq in range(blocks)]
+    return [
+        {"drafted": tokens.tolist(), "ids": ids.tolist(), "scores": scores.tolist()}
+        for tokens, (ids, scores) in zip(drafted, tables, strict=True)
+    ]
+
+
+def main() -> None:
+    target, draft, rows, blocks = sys.argv[1:]
+    paths = Path(target), Path(draft)
+    result = {
+        "operations": operations(*paths, int(rows)),
+        "blocks": draft_blocks(*paths, int(rows), int(blocks)),
+    }
+    sys.stdout.write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
