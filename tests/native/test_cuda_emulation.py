@@ -1,7 +1,8 @@
 """The CUDA kernels, compiled for the CPU and run thread by thread, against numpy.
 
-Nothing here needs CUDA: cuda_emulation/ stands in for it. What this proves is the arithmetic of indices, the barriers
-(the threads run in several orders) and that no access leaves its buffer (the address sanitizer, where there is one).
+Nothing here needs CUDA: cuda_emulation/ stands in for it. What this proves is the arithmetic of
+indices, the barriers (the threads run in several orders) and that no access leaves its buffer (the
+address sanitizer, where there is one). It proves nothing about a GPU's own arithmetic.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ AMPERE, TURING = 860, 750  # with tensor cores for every 16-bit type, and withou
 ORDERS = (0, 1, 7)  # of threads and blocks: ascending, descending, shuffled
 EPS = 1e-6
 
-# Largest error as a share of the largest value. F32 sums in another order than numpy's float64; of the 16-bit types an
-# activation on the edge between two values may be rounded to the other one, a unit in the last place of one of M terms.
+# Largest error as a share of the largest value. F32 differs from numpy's float64 by its rounding.
+# In 16 bits an activation on the edge between two values may be rounded to the other one.
 TOLERANCE = {"f32": 2e-5, "f16": 3e-4, "bf16": 3e-3}
 # Such an edge is rare: nearly all results are as exact as in F32.
 TYPICAL = 2e-6
 
 Array = np.ndarray
+Arrays = dict[str, Array]
+Orders = tuple[int, ...]
 Run = Callable[..., Array]
 
 
@@ -65,8 +68,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-DDSPINE_CUDA_KERNELS"]
     command += SANITIZERS if compiles(compiler, SANITIZERS, folder) else []
     command += [f"-I{path}" for path in includes]
-    command += ["-x", "c++", str(ROOT / "native/cuda/dspine-cuda.cu"), str(EMULATION / "emulate.cpp")]
-    command += ["-x", "none", f"-L{library}", f"-Wl,-rpath,{library}", "-lggml-base", "-o", str(found)]
+    command += ["-x", "c++", str(ROOT / "native/cuda/dspine-cuda.cu")]
+    command += [str(EMULATION / "emulate.cpp"), "-x", "none", "-o", str(found)]
+    command += [f"-L{library}", f"-Wl,-rpath,{library}", "-lggml-base"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return found
@@ -77,7 +81,7 @@ def run(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """run(op, arrays, order, capability, **keys): what the kernels write."""
     folder = tmp_path_factory.mktemp("arrays")
 
-    def call(op: str, arrays: dict[str, Array], order: int, capability: int, **keys: object) -> Array:
+    def call(op: str, arrays: Arrays, order: int, capability: int, **keys: object) -> Array:
         for name, values in arrays.items():
             suffix = "i32" if values.dtype == np.int32 else "f32"
             values.tofile(folder / f"{name}.{suffix}")
@@ -130,7 +134,7 @@ def length(h: Array) -> Array:
     return np.sqrt(np.mean(np.square(h, dtype=np.float64), axis=-1, keepdims=True))
 
 
-def gate_case(shape: Shape, seed: int) -> tuple[dict[str, Array], Array]:
+def gate_case(shape: Shape, seed: int) -> tuple[Arrays, Array]:
     """Inputs of ggml_dspine_gate and its result in float64, as [2, rows, M]."""
     rng = np.random.default_rng(seed)
     normal = lambda *size: rng.standard_normal(size).astype(np.float32)  # noqa: E731
@@ -160,7 +164,7 @@ def gate_case(shape: Shape, seed: int) -> tuple[dict[str, Array], Array]:
     return x, np.stack([message, receiver])
 
 
-def cache_case(shape: Shape, seed: int) -> tuple[dict[str, Array], Array]:
+def cache_case(shape: Shape, seed: int) -> tuple[Arrays, Array]:
     """Inputs of ggml_dspine_cache and its result in float64, as [rows, H]."""
     rng = np.random.default_rng(seed)
     normal = lambda *size: rng.standard_normal(size).astype(np.float32)  # noqa: E731
@@ -203,7 +207,7 @@ def judge(found: Array, expected: Array, kind: str) -> None:
     assert np.median(error) <= TYPICAL
 
 
-def check_gate(run: Run, shape: Shape, capability: int, orders: tuple[int, ...], seed: int) -> None:
+def check_gate(run: Run, shape: Shape, capability: int, orders: Orders, seed: int) -> None:
     x, expected = gate_case(shape, seed)
     keys = {"bridge": shape.kind, "n_embd": shape.n_embd, "rank": shape.rank}
     keys |= {"message": shape.message, "rows": shape.rows, "n_blocks": shape.n_blocks}
@@ -215,7 +219,7 @@ def check_gate(run: Run, shape: Shape, capability: int, orders: tuple[int, ...],
         judge(found[plane], expected[plane], shape.kind)
 
 
-def check_cache(run: Run, shape: Shape, capability: int, orders: tuple[int, ...], seed: int) -> None:
+def check_cache(run: Run, shape: Shape, capability: int, orders: Orders, seed: int) -> None:
     x, expected = cache_case(shape, seed)
     keys = {"bridge": shape.kind, "head": "f32", "n_embd": shape.n_embd, "message": shape.message}
     keys |= {"rows": shape.rows, "n_blocks": shape.n_blocks, "scored": shape.scored}
@@ -230,9 +234,9 @@ def check_cache(run: Run, shape: Shape, capability: int, orders: tuple[int, ...]
         judge(found[:, k : k * (k + 1)], expected[:, k : k * (k + 1)], shape.kind)
 
 
-# The tile is 64 wide, 16 rows high, four positions deep; a chunk has 32 elements: on it, below it and beyond it.
+# Tiles are 64 wide, 16 rows or four positions high, chunks 32 long: on that, below it, beyond it.
 SHAPES = {
-    "aligned": ("bf16", 320, 256, 64, 16, 16, 16, 1),
+    "aligned": ("bf16", 320, 256, 64, 16, 8, 8, 1),
     "several blocks": ("bf16", 384, 320, 32, 16, 8, 6, 3),
     "half": ("f16", 272, 96, 96, 16, 7, 7, 2),
     "narrow": ("bf16", 56, 32, 32, 6, 5, 5, 2),
@@ -249,7 +253,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("check", [check_gate, check_cache])
 def test_shapes(
-    check: Callable[[Run, Shape, int, tuple[int, ...], int], None],
+    check: Callable[[Run, Shape, int, Orders, int], None],
     name: str,
     capability: int,
     run: Run,
@@ -273,7 +277,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(shape=shapes(), capability=st.sampled_from([AMPERE, TURING]), seed=st.integers(0, 999))
 def test_random_shapes(run: Run, shape: Shape, capability: int, seed: int) -> None:
     check_gate(run, shape, capability, (seed,), seed)
