@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# The workloads `draft` and `tasks` on a GPU machine without a network, from this tree and a build
-# that is carried there.
+# The fused operations against the CPU's, and the workloads `draft` and `tasks`, on a GPU machine
+# without a network, from this tree and a build that is carried there.
 #
 #   bench/gpu.sh pack [DIR]   here: programs, libraries, Python packages and the golden pair into
-#                             DIR (gpu-build), at most 64 MiB
+#                             DIR (gpu-build), at most 64 MiB. It takes what `build` holds: for a
+#                             GPU, first DSPINE_CUDA=1 make setup, with CMAKE_ARGS naming the one
+#                             card (-DCMAKE_CUDA_ARCHITECTURES=90-real). cuBLAS is not carried: it is
+#                             looked for there, in the system, a toolkit or Python's packages
 #   bench/gpu.sh run [DIR]    there: measure; results go to $OUT (gpu-out), in under 8 minutes
 #   bench/gpu.sh dry [DIR]    anywhere: the same on the CPU with the smallest sizes, in about a minute
+#
+# Results: ops.json (test-ops plain and, where it is installed, under compute-sanitizer), tasks.json,
+# draft-SHAPE.json, and draft-SHAPE-composed.json of the first shape without the fused operations.
 #
 # Settings: PYTHON (python3), GPU_PYTHON (3.12: the version there, for pack), TARGET and DRAFT (a
 # pair for `tasks` instead of the golden one), SHAPES ("small medium 27b"), LIMIT (460 seconds).
@@ -18,7 +24,7 @@ PYTHON=${PYTHON:-python3}
 GPU_PYTHON=${GPU_PYTHON:-3.12}
 LIMIT=${LIMIT:-460}
 MAX_MIB=64
-PROGRAMS="llama-server"
+PROGRAMS="llama-server test-ops"
 # what the measured commands import, without what they do not (matplotlib, hub clients)
 PACKAGES="numpy gguf pydantic typer rich httpx huggingface_hub safetensors jinja2 diskcache"
 
@@ -27,9 +33,12 @@ fail() { echo "gpu.sh: $*" >&2; exit 1; }
 pack() {
     local dir=$1 venv=.venv/bin/python
     [ -x "$venv" ] || fail "no .venv here: make setup"
-    [ -x build/bin/llama-server ] || fail "build/bin/llama-server is missing: make setup"
-    rm -rf "$dir" && mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
     local name
+    for name in $PROGRAMS; do
+        [ -x "build/bin/$name" ] || fail "build/bin/$name is missing: make setup"
+    done
+    [ -e build/bin/libggml-cuda.so ] || echo "gpu.sh: build has no CUDA backend: only dry will run" >&2
+    rm -rf "$dir" && mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
     for name in $PROGRAMS; do cp -L "build/bin/$name" "$dir/bin/" || exit 1; done
     cp -P build/bin/*.so* "$dir/bin/" || exit 1
     find "$dir/bin" -type f -exec strip --strip-unneeded {} + 2>/dev/null
@@ -62,16 +71,36 @@ unpack() {
     tar -C "$place" -xJf "$dir/packed.tar.xz" || fail "$dir/packed.tar.xz cannot be unpacked"
     export DSPINE_BIN_DIR=$place/bin DSPINE_LIB_DIR=$place/bin LLAMA_CPP_LIB_PATH=$place/bin
     export PYTHONPATH=$PWD/bindings:$PWD/bench:$PWD/converter:$place/site PYTHONUNBUFFERED=1
+    cuda_libraries
     export DSPINE_BENCH_COMMIT
     DSPINE_BENCH_COMMIT=$(cat "$dir/commit" 2>/dev/null)
     "$PYTHON" -c 'import numpy, pydantic_core, dspine_bench.cli' \
         || fail "$($PYTHON -V) cannot use the carried packages, made for Python $GPU_PYTHON"
 }
 
-# part NAME SECONDS COMMAND...: run it with what is left of the time; its result is NAME.json
-part() {
-    local name=$1 most=$2 left kind=${1%%-*}
+# puts the cuBLAS of this machine where the carried backend finds it
+cuda_libraries() {
+    [ -e "$place/bin/libggml-cuda.so" ] || return 0
+    ldconfig -p 2>/dev/null | grep -q 'libcublas\.so' && return 0
+    local dir
+    for dir in "${CUDA_PATH:-/usr/local/cuda}/lib64" $("$PYTHON" -c '
+import site, sysconfig
+from pathlib import Path
+for root in {sysconfig.get_path("purelib"), *site.getsitepackages()}:
+    print(*Path(root).glob("nvidia/*/lib"), sep="\n")'); do
+        if compgen -G "$dir/libcublas.so*" >/dev/null; then
+            export LD_LIBRARY_PATH=$dir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+            return 0
+        fi
+    done
+    fail "libcublas is neither in the system, nor in ${CUDA_PATH:-/usr/local/cuda}, nor in Python's packages"
+}
+
+# limited NAME SECONDS COMMAND...: run it with what is left of the time; its code is in $code
+limited() {
+    local name=$1 most=$2 left begin=$SECONDS
     shift 2
+    code=124
     left=$((LIMIT - SECONDS))
     [ "$left" -gt "$most" ] && left=$most
     if [ "$left" -lt 10 ]; then
@@ -79,18 +108,37 @@ part() {
         failed=1
         return
     fi
-    local begin=$SECONDS
-    if timeout --kill-after=5 "$left" "$PYTHON" -m dspine_bench "$@" -o "$place/out-$name"; then
-        echo "gpu.sh: $name: done in $((SECONDS - begin)) s"
+    timeout --kill-after=5 "$left" "$@"
+    code=$?
+    seconds=$((SECONDS - begin))
+    if [ "$code" = 0 ]; then
+        echo "gpu.sh: $name: done in $seconds s"
     else
-        echo "gpu.sh: $name: failed ($?) after $((SECONDS - begin)) s" >&2
+        echo "gpu.sh: $name: failed ($code) after $seconds s" >&2
         failed=1
     fi
+}
+
+# part NAME SECONDS COMMAND...: a workload of dspine-bench; its result is NAME.json
+part() {
+    local name=$1 most=$2 kind=${1%%-*}
+    shift 2
+    limited "$name" "$most" "$PYTHON" -m dspine_bench "$@" -o "$place/out-$name"
     [ -f "$place/out-$name/$kind.json" ] && cp "$place/out-$name/$kind.json" "$OUT/$name.json"
 }
 
+# ops NAME SECONDS COMMAND...: a run of test-ops, added to ops.json; on a GPU, one must have computed
+ops() {
+    local name=$1 most=$2 log=$place/ops-$1.log
+    shift 2
+    seconds=0
+    limited "$name" "$most" "$@" >"$log" 2>&1
+    cat "$log"
+    "$PYTHON" -m dspine_bench.op_tests "$OUT/ops.json" "$name" "$code" "$seconds" "$log" "$@" || failed=1
+}
+
 measure() {
-    local dry=$1 shape
+    local dry=$1 shape tool
     OUT=${OUT:-gpu-out}
     mkdir -p "$OUT" || exit 1
     failed=0
@@ -108,10 +156,25 @@ measure() {
     local -a threads=()
     [ "$dry" = 0 ] || { size=(--quick --repeats 2); threads=(-t 1); }
     # the shortest first, so that something is there if the time runs out
+    rm -f "$OUT/ops.json"
+    if [ "$dry" = 0 ]; then
+        ops plain 60 "$DSPINE_BIN_DIR/test-ops"
+    else
+        ops plain-cpu 60 "$DSPINE_BIN_DIR/test-ops" --random 8 1
+    fi
+    for tool in memcheck racecheck; do
+        [ "$dry" = 0 ] || continue
+        command -v compute-sanitizer >/dev/null || { echo "gpu.sh: $tool: no compute-sanitizer here"; continue; }
+        ops "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$DSPINE_BIN_DIR/test-ops" --random 6 1
+    done
     part tasks 90 tasks -m "$target" -md "$draft" "${prompts[@]}" -n 64 "${size[@]}"
+    local first=1
     for shape in ${SHAPES:-small medium 27b}; do
         [ "$dry" = 0 ] || [ "$shape" = small ] || continue
         part "draft-$shape" 240 draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"
+        [ "$first" = 0 ] || DSPINE_FUSED=0 part "draft-$shape-composed" 240 \
+            draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"
+        first=0
     done
     ls -l "$OUT"
     return "$failed"

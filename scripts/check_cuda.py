@@ -35,7 +35,8 @@ CUBLAS_SERIES = "13.0"
 
 # Upstream's own flags for its backend, then ours.
 FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-extended-lambda", "-DGGML_CUDA_USE_GRAPHS")
-STRICT = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", "-Xptxas", "-v")
+WARNINGS = "-Wall,-Wextra,-Wcast-qual,-Wextra-semi,-Wmissing-declarations"
+STRICT = ("-Werror", "all-warnings", "-Xcompiler", WARNINGS, "-Xptxas", "-v")
 LIMITED = ("registers", "stack", "spill_stores", "spill_loads")
 
 Resources = dict[str, dict[str, dict[str, int]]]  # kernel -> architecture -> count
