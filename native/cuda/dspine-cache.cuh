@@ -305,7 +305,7 @@ static __global__ void __launch_bounds__(DSPINE_FINISH_THREADS) dspine_finish_ke
     const float * square = dot - thread + shape.top_k*shape.top_k + thread/shape.top_k;
     float dots    = 0.0f;
     float squares = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (int tile = 0; tile < args.tiles; ++tile) {
         dots    += dot   [tile*shape.n_partial()];
         squares += square[tile*shape.n_partial()];

@@ -10,8 +10,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,13 @@ EPS = 1e-6
 TOLERANCE = {"f32": 2e-5, "f16": 3e-4, "bf16": 3e-3}
 # Such an edge is rare: nearly all results are as exact as in F32.
 TYPICAL = 2e-6
+
+REFUSED = 4  # the emulator's exit code
+
+
+class NotSupportedError(Exception):
+    """supports_op says no."""
+
 
 Array = np.ndarray
 Arrays = dict[str, Array]
@@ -88,6 +96,8 @@ def run(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         pairs = [f"{key}={value}" for key, value in keys.items()]
         command = [str(program), str(folder), op, str(order), str(capability), *pairs]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == REFUSED:
+            raise NotSupportedError
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
         return np.fromfile(folder / "out.f32", np.float32)
 
@@ -118,6 +128,7 @@ class Shape:
     rows: int
     scored: int
     n_blocks: int
+    head: str = "f32"
     n_vocab: int = 40
 
     @property
@@ -164,6 +175,13 @@ def gate_case(shape: Shape, seed: int) -> tuple[Arrays, Array]:
     return x, np.stack([message, receiver])
 
 
+def head_rows(rng: np.random.Generator, shape: Shape) -> Array:
+    """Values that the head's type holds without rounding: multiples of one step, of 127 at most."""
+    steps = rng.integers(-127, 128, (shape.n_vocab, shape.n_embd))
+    steps[:, ::32] = 127  # a block's scale is its largest value by 127
+    return (steps / 2048).astype(np.float32)
+
+
 def cache_case(shape: Shape, seed: int) -> tuple[Arrays, Array]:
     """Inputs of ggml_dspine_cache and its result in float64, as [rows, H]."""
     rng = np.random.default_rng(seed)
@@ -171,7 +189,7 @@ def cache_case(shape: Shape, seed: int) -> tuple[Arrays, Array]:
     k, n_positions = shape.top_k, max(shape.scored - 2, 0) * shape.n_blocks
     ids = [rng.choice(shape.n_vocab, k, replace=False) for _ in range(shape.all_rows)]
     x = {
-        "head": normal(shape.n_vocab, shape.n_embd) / shape.n_embd**0.5,
+        "head": head_rows(rng, shape),
         "norm": rng.uniform(0.5, 1.5, shape.n_embd).astype(np.float32),
         "write": rounded(normal(shape.n_embd, shape.message) / shape.message**0.5, shape.kind),
         "h": normal(shape.all_rows, shape.n_embd),
@@ -221,7 +239,12 @@ def check_gate(run: Run, shape: Shape, capability: int, orders: Orders, seed: in
 
 def check_cache(run: Run, shape: Shape, capability: int, orders: Orders, seed: int) -> None:
     x, expected = cache_case(shape, seed)
-    keys = {"bridge": shape.kind, "head": "f32", "n_embd": shape.n_embd, "message": shape.message}
+    keys = {
+        "bridge": shape.kind,
+        "head": shape.head,
+        "n_embd": shape.n_embd,
+        "message": shape.message,
+    }
     keys |= {"rows": shape.rows, "n_blocks": shape.n_blocks, "scored": shape.scored}
     keys |= {"top_k": shape.top_k, "n_vocab": shape.n_vocab, "eps": EPS}
     outs = [run("cache", x, order, capability, **keys) for order in orders]
@@ -242,10 +265,13 @@ SHAPES = {
     "narrow": ("bf16", 56, 32, 32, 6, 5, 5, 2),
     "odd sizes": ("f32", 91, 33, 19, 9, 6, 6, 2),
     "odd bridge in 16 bits": ("f16", 61, 45, 33, 7, 4, 4, 1),
+    "odd message": ("bf16", 90, 64, 19, 5, 5, 5, 2),
     "one candidate": ("bf16", 70, 64, 32, 1, 9, 9, 1),
     "more rows than are scored": ("f32", 300, 40, 24, 16, 11, 4, 2),
     "two rows": ("bf16", 300, 32, 32, 16, 2, 2, 3),
     "one row": ("f32", 40, 16, 8, 5, 1, 1, 4),
+    "quantized head": ("bf16", 288, 32, 32, 16, 4, 4, 2, "q8_0"),
+    "half head": ("f32", 290, 20, 20, 16, 4, 4, 2, "f16"),
 }
 
 
@@ -282,3 +308,21 @@ def shapes(draw: st.DrawFn) -> Shape:
 def test_random_shapes(run: Run, shape: Shape, capability: int, seed: int) -> None:
     check_gate(run, shape, capability, (seed,), seed)
     check_cache(run, shape, capability, (seed,), seed)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({"kind": "q8_0"}, check_gate),
+        ({"kind": "q8_0"}, check_cache),
+        ({"top_k": 17, "n_embd": 320}, check_cache),
+        ({"head": "q4_0"}, check_cache),
+    ],
+)
+def test_what_is_not_handled_is_refused(
+    change: dict[str, Any], check: Callable[[Run, Shape, int, Orders, int], None], run: Run
+) -> None:
+    shape = Shape("f32", 288, 32, 32, 16, 4, 4, 1)
+    check(run, shape, AMPERE, (0,), 1)
+    with pytest.raises(NotSupportedError):
+        check(run, replace(shape, **change), AMPERE, (0,), 1)

@@ -1,11 +1,14 @@
 // emulate FOLDER OP ORDER CC key=value...: compute one operation of native/cuda on the CPU.
 //
+// Exit code 4 where the kernels refuse the operation.
+//
 // Reads FOLDER/NAME.f32 (weights and activations) and candidates.i32, writes FOLDER/out.f32. Keys are the sizes, and the
 // types `bridge` and `head`, as ggml names them. Weights are converted, so values should be ones that the types hold.
 #include "ggml-cuda/common.cuh"
 
 #include "dspine-cuda.cuh"
 #include "dspine-ops.h"
+#include "ggml-backend-impl.h"
 
 #include <fstream>
 #include <map>
@@ -107,6 +110,12 @@ ggml_tensor * cache(ggml_context * ctx) {
         tensor(ctx, "logits", GGML_TYPE_F32, n_vocab, rows), n, scored, std::stof(keys["eps"]));
 }
 
+// a device that gathers rows of these types
+bool gathers(ggml_backend_dev_t, const ggml_tensor * op) {
+    const ggml_type type = op->src[0]->type;
+    return op->op == GGML_OP_GET_ROWS && (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0);
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -121,12 +130,18 @@ int main(int argc, char ** argv) {
         const std::string pair = argv[i];
         keys[pair.substr(0, pair.find('='))] = pair.substr(pair.find('=') + 1);
     }
-    ggml_context * ctx = ggml_init({ 64*ggml_tensor_overhead(), nullptr, true });
-    ggml_tensor  * out = std::string(argv[2]) == "gate" ? gate(ctx) : cache(ctx);
+    const std::unique_ptr<ggml_context, void (*)(ggml_context *)> ctx(
+        ggml_init({ 64*ggml_tensor_overhead(), nullptr, true }), ggml_free);
+    ggml_tensor * out = std::string(argv[2]) == "gate" ? gate(ctx.get()) : cache(ctx.get());
     allocate(out);
+    ggml_backend_device gpu = {};
+    gpu.iface.supports_op = gathers;
+    if (!dspine_cuda_supports_op(&gpu, out)) {
+        std::fprintf(stderr, "emulate: not supported\n");
+        return 4;
+    }
     ggml_backend_cuda_context device;
     dspine_cuda_compute(device, out);
     std::ofstream(folder + "/out.f32", std::ios::binary).write((const char *) out->data, ggml_nbytes(out));
-    ggml_free(ctx);
     return 0;
 }
