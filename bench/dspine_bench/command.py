@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,8 +35,8 @@ def dspine_bench(
     """Measure a target with and without its drafter, in one run and in turn."""
 
 
-def _end(reports: list[Report], folder: Path, *, json: bool) -> None:
-    """Write everything, show it, and end with 1 where a text differs."""
+def _end(made: Iterable[Report], folder: Path, *, json: bool) -> None:
+    """Write everything as it comes, show it, and end with 1 where a text differs."""
     import json as json_format
 
     from dspine_convert.streams import say
@@ -44,7 +44,7 @@ def _end(reports: list[Report], folder: Path, *, json: bool) -> None:
     from dspine_bench.request import deliver, same_text
     from dspine_bench.terminal import console, show
 
-    paths = deliver(reports, folder)
+    reports, paths = deliver(made, folder)
     if json:
         documents: list[Any] = [report.model_dump(mode="json") for report in reports]
         one = documents[0] if len(documents) == 1 else documents
@@ -253,64 +253,94 @@ def everything(
     _end(reports, output, json=False)
 
 
+ThresholdOpt = Annotated[
+    float, typer.Option(min=0.0, metavar="SHARE", help="Largest difference that passes.")
+]
+
+
 @app.command("record", context_settings=HELP)
 def record(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PART]...", help="Default: all, see --plan.")
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Measure a second time, into DIR/again, and compare."),
+    ] = False,
+    threshold: ThresholdOpt = 0.1,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be measured and how long it takes.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure too what is there already.")
+    ] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR")] = Path("bench/results"),
     repeats: o.RepeatsOpt = 5,
     quick: o.QuickOpt = False,
     quiet: o.QuietOpt = False,
 ) -> None:
-    """Measure the demonstration's pair and put the results where the README's figures come from."""
+    """Measure the demonstration's pair into the files that the README's figures come from.
+
+    Part by part: what this commit has measured already is left out, so that a run may be ended
+    and taken up again.
+    """
     from dspine_convert.streams import say
 
-    from dspine_bench.record import record_demo
+    from dspine_bench import record as of
     from dspine_bench.request import same_text
-    from dspine_bench.terminal import console, show
+    from dspine_bench.terminal import console, show, show_plan
 
-    reports = record_demo(output, repeats=repeats, quick=quick, quiet=quiet)
-    for report in reports:
-        show(report, console())
-    say("now: python -m dspine_bench.figures")
-    if not all(same_text(report) for report in reports):
+    chosen = of.chosen(parts or ())
+    steps = of.plan(chosen, output, repeats=repeats, quick=quick, again=again, force=force)
+    out = console()
+    show_plan(steps, repeats, out, quick=quick)
+    if plan:
+        return
+    failed = False
+    for step, report in of.record(steps, repeats=repeats, quick=quick, quiet=quiet):
+        show(report, out)
+        failed |= not same_text(report)
+        say(str(step.path))
+    for name, first, second in of.pairs(chosen, output) if again else ():
+        failed |= _differ(name, first, second, threshold)
+    if failed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _differ(name: str, first: Report, second: Report, threshold: float) -> bool:
+    """Show two runs of the same thing; whether a ratio is past the threshold."""
+    from dspine_bench import compare as of
+    from dspine_bench.terminal import console, show_differences
+
+    found = of.compare(first, second, ratios=True)
+    notes = of.conditions(first, second)
+    return show_differences(
+        (name, "first", "again"), found, notes, threshold, console(), either_way=True
+    )
 
 
 @app.command("compare", context_settings=HELP)
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.json")],
     second: Annotated[Path, typer.Argument(metavar="B.json")],
-    threshold: Annotated[
-        float, typer.Option(min=0.0, metavar="SHARE", help="Largest loss that passes.")
-    ] = 0.1,
+    threshold: ThresholdOpt = 0.1,
     either_way: Annotated[
         bool, typer.Option("--either-way", help="A gain past the threshold fails too.")
     ] = False,
+    ratios: Annotated[
+        bool,
+        typer.Option("--ratios", help="Only ratios, which do not follow the machine's speed."),
+    ] = False,
 ) -> None:
     """Compare two results; ends with 1 where the second is worse by more than the threshold."""
-    from rich.table import Table
-
     from dspine_bench import compare as of
     from dspine_bench.schema import load
-    from dspine_bench.terminal import console
+    from dspine_bench.terminal import console, show_differences
 
     one, two = load(first), load(second)
-    table = Table()
-    for name in ("", first.name, second.name, "change"):
-        table.add_column(name, justify="right" if name else "left")
-    failed = 0
-    for found in of.compare(one, two):
-        worse = found.worse(threshold, either_way=either_way)
-        failed += worse
-        values = ["not reported" if v is None else f"{v:.3f}" for v in (found.first, found.second)]
-        change = "" if found.change is None else f"{100 * found.change:+.1f} %"
-        style = "bold red" if worse else None
-        table.add_row(found.what, *values, change + (" !" if worse else ""), style=style)
-    out = console()
-    out.print(table)
-    for line in of.conditions(one, two):
-        out.print(line)
-    if failed:
-        out.print(f"{failed} past the threshold of {100 * threshold:g} %")
+    found, notes = of.compare(one, two, ratios=ratios), of.conditions(one, two)
+    heads = ("", first.name, second.name)
+    if show_differences(heads, found, notes, threshold, console(), either_way=either_way):
         raise typer.Exit(ExitCode.FAILED)
 
 

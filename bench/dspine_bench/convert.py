@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import gguf
 import numpy as np
 import typer
+from dspine._programs import program
 
+from dspine_bench.errors import BenchError
 from dspine_bench.golden_target import LAYER_NAMES
+from dspine_bench.progress import shown
+from dspine_bench.provenance import build_of_library, hardware, provenance
+from dspine_bench.schema import ConvertReport, ConvertSample, ConvertSummary, Spread, save
 from dspine_bench.synthetic import Shape, write_checkpoint, write_target_header
 
+Side = Literal["ours", "peer"]
 # published sizes in bytes, and how far ours may be from them
 PUBLISHED = {"BF16": 4.06e9, "Q8_0": 2.20e9, "Q4_K_M": 1.26e9}
+TYPES = tuple(PUBLISHED)
 SIZE_TOLERANCE = 0.01
 MAX_RSS = 1 << 30
 MAX_RATIO = 0.8
@@ -42,14 +48,6 @@ GLOBAL_NAMES = {
     "injection.bias": "inject_gate.bias",
     "transfer_codes": "transfer_codes.weight",
 }
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One timed process: wall seconds and peak resident bytes."""
-
-    seconds: float
-    peak_rss: int
 
 
 def _gguf_name(name: str) -> str:
@@ -111,33 +109,100 @@ def write_plain_bf16(source: Path, out: Path) -> None:
     writer.close()
 
 
-def _timed(command: list[str]) -> Leg:
+def _timed(command: list[str], side: Side, step: str, repeat: int) -> ConvertSample:
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     text = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {text.decode(errors='replace')[-2000:]}")
-    return Leg(time.perf_counter() - begin, usage.ru_maxrss * 1024)
+        said = " ".join(text.decode(errors="replace").split())[-500:]
+        raise BenchError(f"{' '.join(command)} failed ({process.returncode}): {said}")
+    peak = usage.ru_maxrss * 1024
+    return ConvertSample(side=side, step=step, repeat=repeat, seconds=seconds, peak_rss=peak)
 
 
-def _ours(drafter: Path, target: Path, out: Path) -> tuple[Leg, dict[str, int]]:
-    types = [word for t in ("bf16", "q8_0", "q4_k_m") for word in ("-t", t)]
+def _ours(drafter: Path, target: Path, out: Path, repeat: int) -> ConvertSample:
+    types = [word for t in TYPES for word in ("-t", t.lower())]
     command = [sys.executable, "-m", "dspine_convert", str(drafter), "--target", str(target)]
-    leg = _timed([*command, *types, "-o", str(out), "--force"])
-    sizes = {t: next(out.glob(f"*-{t}.gguf")).stat().st_size for t in PUBLISHED}
-    return leg, sizes
+    return _timed([*command, *types, "-o", str(out), "--force"], "ours", "all", repeat)
 
 
-def _peer(drafter: Path, quantize: Path, out: Path) -> list[Leg]:
+def _peer(drafter: Path, quantize: Path, out: Path, repeat: int) -> Iterator[ConvertSample]:
     bf16 = out / "peer-BF16.gguf"
     module = [sys.executable, "-m", "dspine_bench.convert", "plain"]
-    legs = [_timed([*module, str(drafter / "model.safetensors"), str(bf16)])]
-    for kind in ("Q8_0", "Q4_K_M"):
-        legs.append(_timed([str(quantize), str(bf16), str(out / f"peer-{kind}.gguf"), kind]))
-    return legs
+    yield _timed([*module, str(drafter / "model.safetensors"), str(bf16)], "peer", "BF16", repeat)
+    for kind in TYPES[1:]:
+        made = out / f"peer-{kind}.gguf"
+        yield _timed([str(quantize), str(bf16), str(made), kind], "peer", kind, repeat)
+        made.unlink()
+
+
+def summarize(samples: Sequence[ConvertSample], sizes: Mapping[str, int]) -> ConvertSummary:
+    """Our time over the peer's: of the medians, with the extremes of single repeats.
+
+    A side's time is that of all its steps; ValueError where a side has none.
+    """
+    spent: dict[str, dict[int, float]] = {"ours": {}, "peer": {}}
+    for sample in samples:
+        of = spent[sample.side]
+        of[sample.repeat] = of.get(sample.repeat, 0.0) + sample.seconds
+    ours, peer = (statistics.median(of.values()) for of in spent.values())
+    single = [spent["ours"][r] / spent["peer"][r] for r in spent["ours"] if r in spent["peer"]]
+    ratio = ours / peer
+    return ConvertSummary(
+        ratio=Spread(median=ratio, min=min(ratio, *single), max=max(ratio, *single)),
+        peak_rss=max(sample.peak_rss for sample in samples if sample.side == "ours"),
+        size_error={name: size / PUBLISHED[name] - 1 for name, size in sizes.items()},
+    )
+
+
+def passes(summary: ConvertSummary) -> bool:
+    """Whether time, memory and sizes are what the project promises."""
+    return (
+        summary.ratio.median <= MAX_RATIO
+        and summary.peak_rss <= MAX_RSS
+        and all(abs(error) <= SIZE_TOLERANCE for error in summary.size_error.values())
+    )
+
+
+def measure(
+    repeats: int = 2,
+    folder: Path | None = None,
+    quantize: Path | None = None,
+    *,
+    quiet: bool = True,
+) -> ConvertReport:
+    """Both routes in turn; files lie in a folder in `folder` (20 GB) and are removed again."""
+    program_path = quantize or program("llama-quantize")
+    machine, samples = hardware(), list[ConvertSample]()
+    with (
+        tempfile.TemporaryDirectory(prefix="dspine-convert-", dir=folder) as place,
+        shown("convert", quiet=quiet) as progress,
+    ):
+        drafter, target, out = (Path(place) / n for n in ("drafter", "target.gguf", "out"))
+        progress(0, repeats, "random checkpoint")
+        write_checkpoint(drafter, Shape())
+        write_target_header(target, Shape())
+        out.mkdir()
+        for repeat in range(repeats):
+            progress(repeat, repeats, "both routes")
+            samples.append(_ours(drafter, target, out, repeat))
+            samples += _peer(drafter, program_path, out, repeat)
+        progress(repeats, repeats, "")
+        sizes = {t: next(out.glob(f"*-{t}.gguf")).stat().st_size for t in TYPES}
+    return ConvertReport(
+        schema_version=1,
+        provenance=provenance(build_of_library()),
+        hardware=machine,
+        workload="convert",
+        config={"repeats": repeats},
+        sizes=sizes,
+        samples=samples,
+        summary=summarize(samples, sizes),
+    )
 
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -151,53 +216,23 @@ def plain(source: Path, out: Path) -> None:
 
 @app.command("run")
 def run(
-    quantize: Annotated[Path, typer.Option(help="the pinned llama-quantize")],
-    folder: Annotated[Path | None, typer.Option(help="where the checkpoint lies or goes")] = None,
+    quantize: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: the package's llama-quantize.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For the files, 20 GB; removed again.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 2,
-    output: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+    ] = None,
 ) -> None:
     """Time both routes, interleaved; exit 1 when a size, the memory or the ratio is off."""
-    base = folder or Path(tempfile.mkdtemp(prefix="dspine-convert-"))
-    drafter, target = base / "drafter", base / "target-header.gguf"
-    if not (drafter / "model.safetensors").exists():
-        write_checkpoint(drafter, Shape())
-        write_target_header(target, Shape())
-    out = base / "out"
-    out.mkdir(exist_ok=True)
-
-    ours: list[Leg] = []
-    peers: list[list[Leg]] = []
-    sizes: dict[str, int] = {}
-    for _ in range(repeats):
-        leg, sizes = _ours(drafter, target, out)
-        ours.append(leg)
-        peers.append(_peer(drafter, quantize, out))
-    result = _summary(ours, peers, sizes)
-    text = json.dumps(result, indent=1)
+    report = measure(repeats, folder, quantize)
     if output:
-        output.write_text(text + "\n")
-    typer.echo(text)
-    raise typer.Exit(0 if result["ok"] else 1)
-
-
-def _summary(ours: list[Leg], peers: list[list[Leg]], sizes: dict[str, int]) -> dict[str, object]:
-    mine = statistics.median(leg.seconds for leg in ours)
-    theirs = statistics.median(sum(leg.seconds for leg in legs) for legs in peers)
-    peak = max(leg.peak_rss for leg in ours)
-    off = {t: sizes[t] / PUBLISHED[t] - 1 for t in PUBLISHED}
-    return {
-        "schema_version": 1,
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "ours": [asdict(leg) for leg in ours],
-        "peer": [[asdict(leg) for leg in legs] for legs in peers],
-        "ratio": mine / theirs,
-        "peak_rss": peak,
-        "sizes": sizes,
-        "size_error": off,
-        "ok": mine / theirs <= MAX_RATIO
-        and peak <= MAX_RSS
-        and all(abs(e) <= SIZE_TOLERANCE for e in off.values()),
-    }
+        save(report, output)
+    typer.echo(json.dumps(report.model_dump(mode="json"), indent=1))
+    raise typer.Exit(0 if passes(report.summary) else 1)
 
 
 if __name__ == "__main__":

@@ -17,36 +17,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from dspine import Engine, Server
+from dspine import DspineError, Engine, Server
 
+from dspine_bench.errors import BenchError
 from dspine_bench.llama_server import plain_server
-
-SCHEMA_VERSION = 1
+from dspine_bench.provenance import build_of_library, hardware, pair_files, provenance
+from dspine_bench.schema import EngineReport, EngineSample, EngineSummary, Spread, save
 
 Side = tuple[list[int], int, float]  # ids, rounds, milliseconds of all rounds
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One prompt on both sides, one after the other."""
-
-    repeat: int
-    prompt: int
-    rounds: int
-    engine_ms: float  # a round
-    server_ms: float
-    same_ids: bool
-    same_rounds: bool
-
-    @property
-    def ratio(self) -> float:
-        """Engine over server."""
-        return self.engine_ms / self.server_ms
 
 
 def _of_engine(engine: Engine, prompt: list[int], n: int) -> Side:
@@ -63,7 +45,7 @@ def _of_server(server: Server, prompt: list[int], n: int) -> Side:
 
 def compare(
     engine: Engine, server: Server, prompts: Sequence[list[int]], n: int, repeats: int
-) -> list[Sample]:
+) -> list[EngineSample]:
     """Run every prompt `repeats` times on both sides, in turns; the first turn is a warm-up."""
     samples = []
     for repeat in range(repeats + 1):
@@ -79,8 +61,8 @@ def compare(
     return samples
 
 
-def _sample(repeat: int, prompt: int, ours: Side, theirs: Side) -> Sample:
-    return Sample(
+def _sample(repeat: int, prompt: int, ours: Side, theirs: Side) -> EngineSample:
+    return EngineSample(
         repeat=repeat,
         prompt=prompt,
         rounds=ours[1],
@@ -91,25 +73,79 @@ def _sample(repeat: int, prompt: int, ours: Side, theirs: Side) -> Sample:
     )
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Median ratio with its quartiles, and whether both sides did the same."""
-    ratios = [s.ratio for s in samples]
-    quartiles = statistics.quantiles(ratios, n=4)
-    return {
-        "samples": len(samples),
-        "engine_over_server_median": statistics.median(ratios),
-        "engine_over_server_quartiles": [quartiles[0], quartiles[2]],
-        "engine_ms_a_round_median": statistics.median(s.engine_ms for s in samples),
-        "server_ms_a_round_median": statistics.median(s.server_ms for s in samples),
-        "same_ids": all(s.same_ids for s in samples),
-        "same_rounds": all(s.same_rounds for s in samples),
-    }
+def summarize(samples: Sequence[EngineSample]) -> EngineSummary:
+    """Median ratio with the extremes of whole repeats, and whether both sides did the same."""
+    by_repeat: dict[int, list[float]] = {}
+    for sample in samples:
+        by_repeat.setdefault(sample.repeat, []).append(sample.ratio)
+    ratios = [sample.ratio for sample in samples]
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    middle = statistics.median(ratios)
+    single = [statistics.median(found) for found in by_repeat.values()]
+    return EngineSummary(
+        ratio=Spread(median=middle, min=min(middle, *single), max=max(middle, *single)),
+        quartiles=[quartiles[0], quartiles[2]],
+        engine_ms=statistics.median(s.engine_ms for s in samples),
+        server_ms=statistics.median(s.server_ms for s in samples),
+        same_ids=all(s.same_ids for s in samples),
+        same_rounds=all(s.same_rounds for s in samples),
+    )
 
 
 def random_prompts(n_vocab: int, count: int, length: int) -> list[list[int]]:
     """Prompts of random ids: the same for the same sizes."""
     rng = random.Random(0)
     return [[rng.randrange(n_vocab) for _ in range(length)] for _ in range(count)]
+
+
+def measure(
+    target: Path,
+    draft: Path,
+    prompts: Sequence[list[int]] | None = None,
+    *,
+    n_predict: int = 96,
+    repeats: int = 5,
+    threads: int = 1,
+    n_ctx: int = 2048,
+) -> EngineReport:
+    """Both sides in turn; four prompts of random ids where none are given."""
+    flags = ["-c", str(n_ctx), "-t", str(threads), "-fa", "on"]
+    for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
+        flags += [flag, "q8_0"]
+    machine, models = hardware(), pair_files(target, [draft])
+    with (
+        tempfile.TemporaryDirectory(prefix="dspine-engine-") as folder,
+        plain_server(target, draft, flags, Path(folder) / "server.log") as server,
+        Engine(target, draft, n_ctx=n_ctx, threads=threads, flash_attn="on") as engine,
+    ):
+        ids = prompts or random_prompts(engine.info.n_vocab, 4, 64)
+        samples = compare(engine, server, ids, n_predict, repeats)
+    return EngineReport(
+        schema_version=1,
+        provenance=provenance(build_of_library()),
+        hardware=machine,
+        workload="engine",
+        models=models,
+        config={"n_predict": n_predict, "repeats": repeats, "threads": threads, "n_ctx": n_ctx},
+        samples=samples,
+        summary=summarize(samples),
+    )
+
+
+def read_prompts(path: Path) -> list[list[int]]:
+    """Lists of ids from JSON; BenchError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BenchError(f"{path}: no JSON: {error}") from None
+    if not found or not isinstance(found, list):
+        raise BenchError(f"{path}: expected a list of lists of ids")
+    for index, ids in enumerate(found):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            raise BenchError(f"{path}: prompt {index}: expected a list of ids")
+    return found
 
 
 def main(
@@ -125,30 +161,23 @@ def main(
     output: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
 ) -> None:
     """Measure the engine's overhead per round over llama-server."""
-    flags = ["-c", str(n_ctx), "-t", str(threads), "-fa", "on"]
-    for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
-        flags += [flag, "q8_0"]
-    with (
-        tempfile.TemporaryDirectory(prefix="dspine-engine-") as folder,
-        plain_server(target, draft, flags, Path(folder) / "server.log") as server,
-        Engine(target, draft, n_ctx=n_ctx, threads=threads, flash_attn="on") as engine,
-    ):
-        ids = (
-            json.loads(prompts.read_text())
-            if prompts
-            else random_prompts(engine.info.n_vocab, 4, 64)
+    try:
+        report = measure(
+            target,
+            draft,
+            read_prompts(prompts) if prompts else None,
+            n_predict=n_predict,
+            repeats=repeats,
+            threads=threads,
+            n_ctx=n_ctx,
         )
-        samples = compare(engine, server, ids, n_predict, repeats)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "config": {"n_predict": n_predict, "repeats": repeats, "threads": threads, "n_ctx": n_ctx},
-        "summary": summary(samples),
-        "samples": [asdict(s) | {"ratio": s.ratio} for s in samples],
-    }
-    text = json.dumps(document, indent=1)
-    if output:
-        output.write_text(text + "\n", encoding="utf-8")
-    typer.echo(json.dumps(document["summary"], indent=1) if output else text)
+        if output:
+            save(report, output)
+    except DspineError as error:
+        typer.echo(f"engine: {error}", err=True)
+        raise typer.Exit(1) from None
+    shown = report.summary if output else report
+    typer.echo(json.dumps(shown.model_dump(mode="json"), indent=1))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ the committed JSON files. Files of the demonstration's pair that are not there a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dspine_bench.compare import compare
 from dspine_bench.errors import BenchError
-from dspine_bench.schema import load
+from dspine_bench.schema import AGAIN, load
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 CACHE_NAMES = {"f32": "F32", "q8_0": "q8_0, -fa on"}
@@ -25,12 +27,14 @@ def _load(folder: Path, name: str) -> Result:
     return loaded
 
 
-def _optional(folder: Path, name: str) -> Result | None:
-    """A result of `dspine-bench`, checked; BenchError where it is none."""
-    if not (folder / name).is_file():
-        return None
+def _checked(folder: Path, name: str) -> Result:
+    """A result of `dspine-bench`; BenchError where it is none."""
     load(folder / name)
     return _load(folder, name)
+
+
+def _optional(folder: Path, name: str) -> Result | None:
+    return _checked(folder, name) if (folder / name).is_file() else None
 
 
 def golden_table(results: list[dict[str, Any]]) -> list[str]:
@@ -51,11 +55,12 @@ def golden_table(results: list[dict[str, Any]]) -> list[str]:
 def conversion_lines(result: Result) -> list[str]:
     """Sizes, ratio and memory of the 27B conversion."""
     sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in result["sizes"].items())
+    ratio, peak = result["summary"]["ratio"], result["summary"]["peak_rss"]
     return [
         f"Converting a checkpoint of the true 27B drafter shape: {sizes} in one pass, at "
-        f"{result['ratio']:.2f} times the time of a gguf-py script plus `llama-quantize` twice, "
-        f"with {result['peak_rss'] / 2**20:.0f} MiB of memory "
-        f"({result['machine']['cores']} cores).",
+        f"{_spread(ratio, result)} times the time of a gguf-py script plus `llama-quantize` twice, "
+        f"with {peak / 2**20:.0f} MiB of memory "
+        f"({result['hardware']['cores']} cores, {_repeats(result)}).",
     ]
 
 
@@ -66,15 +71,18 @@ def machine_text(result: Result) -> str:
     return ", ".join(gpus) or f"{hardware['cpu']}, {hardware['cores']} cores"
 
 
-def _ratio(row: Result, result: Result) -> str:
-    ratio = row["ratio"]
-    left_out = len(row["differing"]) + len(row["unstable"])
-    if ratio is None:
-        return "not reported: other text" if row["differing"] else "not reported: unstable text"
+def _spread(ratio: Result, result: Result) -> str:
     many = result["config"]["repeats"] > 1
     ends = f" ({ratio['min']:.2f}-{ratio['max']:.2f})" if many else ""
+    return f"{ratio['median']:.2f}{ends}"
+
+
+def _ratio(row: Result, result: Result, name: str = "ratio") -> str:
+    left_out = len(row["differing"]) + len(row["unstable"])
+    if row[name] is None:
+        return "not reported: other text" if row["differing"] else "not reported: unstable text"
     over = f" over {row['prompts'] - left_out} of {row['prompts']} prompts" if left_out else ""
-    return f"{ratio['median']:.2f}{ends}{over}"
+    return f"{_spread(row[name], result)}{over}"
 
 
 def _length(row: Result) -> str:
@@ -90,7 +98,7 @@ def _same(row: Result) -> str:
 
 def _repeats(result: Result) -> str:
     number = result["config"]["repeats"]
-    quick = ", --quick" if result["config"]["quick"] else ""
+    quick = ", --quick" if result["config"].get("quick") else ""
     return f"{number} repeat{'' if number == 1 else 's'}{quick}"
 
 
@@ -119,12 +127,41 @@ def task_table(result: Result) -> list[str]:
     return lines
 
 
+def _of_all_tasks(result: Result, name: Callable[[Result], str], *, length: bool = True) -> str:
+    """Every drafting mode by a name, with its row of all tasks."""
+    modes = {mode["name"]: mode for mode in result["modes"]}
+    last = {row["mode"]: row for row in _drafting(result)}  # the row of all tasks comes last
+    return "; ".join(
+        f"{name(modes[mode])}: {_ratio(row, result)}"
+        + (f", {_length(row)} tokens a round" if length else "")
+        for mode, row in last.items()
+    )
+
+
 def sweep_line(result: Result) -> str:
     """The depths that were tried, in one sentence."""
-    depths = {m["name"]: m["n_draft"] for m in result["modes"]}
-    last = {row["mode"]: row for row in _drafting(result)}  # the row of all tasks comes last
-    found = [f"{depths[name]}: {_ratio(row, result)}" for name, row in last.items()]
-    return f"By draft depth, over one prompt of each task: {'; '.join(found)}."
+    found = _of_all_tasks(result, lambda mode: str(mode["n_draft"]), length=False)
+    return f"By draft depth, over one prompt of each task: {found}."
+
+
+def types_line(result: Result) -> str:
+    """The drafter's file types, in one sentence."""
+    types = {model["name"]: model["type"].upper() for model in result["models"]}
+    # the commonest type of a Q4_K_M file is Q4_K
+    found = _of_all_tasks(result, lambda mode: types[mode["drafter"]])
+    return f"By type of the drafter, over the same prompts: {found}."
+
+
+def caches_line(result: Result) -> str:
+    """The cache types, in one sentence."""
+    found = _of_all_tasks(result, lambda mode: str(mode["cache_type"]))
+    return f"By type of the caches: {found}."
+
+
+def temperature_line(result: Result) -> str:
+    """Greedy and sampled, in one sentence; sampled texts are not the same on both sides."""
+    found = _of_all_tasks(result, lambda mode: f"{mode['temperature']:g}")
+    return f"By temperature (above 0 the texts differ, and lengths with them): {found}."
 
 
 def depth_line(result: Result) -> str:
@@ -140,8 +177,19 @@ def replay_line(result: Result) -> str:
     requests = result["replays"][0]["requests"]
     at_once = result["config"]["parallel"]
     return (
-        f"Agent conversations, {at_once} at a time ({requests} requests, all tokens over the wall "
-        f"time): {_ratio(row, result)}, {_length(row)} tokens a round."
+        f"Agent conversations, {at_once} at a time, {requests} requests: all tokens over the wall "
+        f"time {_ratio(row, result)}; time of single requests "
+        f"{_ratio(row, result, 'request_ratio')}; {_length(row)} tokens a round."
+    )
+
+
+def engine_line(result: Result) -> str:
+    """The library's loop against the server's, in one sentence."""
+    found = result["summary"]
+    same = "the same ids" if found["same_ids"] else "other ids"
+    return (
+        f"A round in the Python engine takes {_spread(found['ratio'], result)} times that of "
+        f"llama-server ({found['engine_ms']:.1f} ms; {same})."
     )
 
 
@@ -166,10 +214,30 @@ def draft_line(result: Result) -> str:
 
 LINES = (
     ("sweep.json", sweep_line),
+    ("types.json", types_line),
+    ("kv.json", caches_line),
+    ("temperature.json", temperature_line),
     ("depth.json", depth_line),
     ("replay.json", replay_line),
     ("draft.json", draft_line),
+    ("engine.json", engine_line),
 )
+
+
+def agreement_lines(folder: Path) -> list[str]:
+    """How far the ratios of second runs are from those of the first."""
+    changes, names = [], []
+    for path in sorted((folder / AGAIN).glob("*.json")):
+        if (folder / path.name).is_file():
+            names.append(path.stem)
+            found = compare(load(folder / path.name), load(path), ratios=True)
+            changes += [abs(one.change) for one in found if one.change is not None]
+    if not changes:
+        return []
+    return [
+        f"- Measured twice ({', '.join(names)}): {len(changes)} ratios, the largest change is "
+        f"{100 * max(changes):.1f} %."
+    ]
 
 
 def bench_lines(folder: Path) -> list[str]:
@@ -183,6 +251,7 @@ def bench_lines(folder: Path) -> list[str]:
         result = _optional(folder, name)
         if result is not None:
             sentences.append(f"- {make(result)}")
+    sentences += agreement_lines(folder)
     return lines + (["", *sentences] if sentences else [])
 
 
@@ -199,7 +268,7 @@ def render(folder: Path) -> str:
         *golden_table(golden),
         *bench_lines(folder),
         "",
-        *conversion_lines(_load(folder, "convert.json")),
+        *conversion_lines(_checked(folder, "convert.json")),
     ]
     return "\n".join(lines)
 

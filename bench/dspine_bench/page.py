@@ -11,59 +11,94 @@ from html import escape
 from pathlib import Path
 
 from dspine_bench.plots import Plot, caption, from_urls, headings, plots
-from dspine_bench.schema import MIN_REPEATS, DraftReport, Report, Row, ServerReport
+from dspine_bench.schema import (
+    MIN_REPEATS,
+    ConvertReport,
+    DraftReport,
+    EngineReport,
+    Report,
+    Row,
+    ServerReport,
+)
 from dspine_bench.summary import uses_server_clock
 from dspine_bench.terminal import (
+    by_category,
     counted,
     draft_parts,
     equal_text,
+    facts,
     is_quick,
     length_text,
     ratio_head,
     ratio_text,
     repeats_of,
+    request_text,
     spread_text,
 )
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
-:root{color-scheme:light dark;--line:#8884;--quiet:#666;--paper:#fff;--ink:#1b1b1b}
-@media(prefers-color-scheme:dark){:root{--paper:#14171a;--ink:#e6e6e6;--quiet:#9aa}}
+:root{color-scheme:light dark;--line:#8884;--quiet:#666;--paper:#fff;--ink:#1b1b1b;--bad:#b3261e}
+@media(prefers-color-scheme:dark){
+:root{--paper:#14171a;--ink:#e6e6e6;--quiet:#9aa;--bad:#ff8a80}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1rem;max-width:46rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 h1{font-size:1.5rem;line-height:1.2;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
-figure{margin:1.5rem 0;padding:.5rem;background:#fff;color:#1b1b1b;border-radius:.5rem}
-figure svg{display:block;width:100%;height:auto}
-figcaption{font-size:.8rem;color:#555;margin-top:.25rem}figcaption b{color:#1b1b1b}
+figure{margin:1.5rem 0;padding:.5rem;border:1px solid var(--line);border-radius:.5rem}
+figure svg{display:block;width:100%;max-width:34rem;height:auto;margin:0 auto;fill:currentColor}
+figcaption{font-size:.8rem;color:var(--quiet);margin-top:.25rem}figcaption b{color:var(--ink)}
 .wide{overflow-x:auto;border:1px solid var(--line);border-radius:.5rem}
 table{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:tabular-nums}
-th,td{padding:.35rem .6rem;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
+th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{border-top:0;color:var(--quiet);font-weight:600}
-th:first-child,td:first-child,td.name{text-align:left}
-p,li{margin:.4rem 0}.quiet{color:var(--quiet);font-size:.85rem}.bad{color:#c0392b;font-weight:600}
+th:first-child,td:first-child,.modes :is(th,td):nth-child(2){text-align:left}
+.modes td:nth-child(2){white-space:normal;min-width:7rem}
+.modes tr.first td{border-top:2px solid var(--line)}
+p,li{margin:.4rem 0}.quiet{color:var(--quiet);font-size:.85rem}
+.bad{color:var(--bad);font-weight:600}
 dl{display:grid;grid-template-columns:auto minmax(0,1fr);gap:.2rem .8rem;font-size:.85rem}
 dt{color:var(--quiet)}dd{margin:0}
 """
 
 
+METHODS = {
+    "convert": "A random checkpoint of the 27B drafter's shape to BF16, Q8_0 and Q4_K_M: ours in "
+    "one pass, against a plain gguf-py script for BF16 and llama-quantize twice; in turn.",
+    "engine": "The same prompts by the library in one process and by llama-server, in turn: "
+    "milliseconds of a round, from the end of the prompt.",
+}
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls by itself; rows of one first cell are a group, which is named once."""
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    body, last = "", ""
+    for name, *rest in rows:
+        first = ' class="first"' if last and name != last else ""
+        cells = ["" if name == last else name, *rest]
+        body += f"<tr{first}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        last = name
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
+    modes = " modes" if "mode" in heads[1:2] else ""
+    return f'<div class="wide{modes}">{table}</div>'
 
 
-def _server_row(row: Row, repeats: int) -> list[str]:
-    same = escape(equal_text(row))
+def _server_row(row: Row, report: ServerReport) -> list[str]:
+    """What matters most comes first: a phone shows the first columns."""
+    same, repeats = escape(equal_text(row)), report.config.repeats
+    texts = [ratio_text(row, repeats)]
+    texts += [request_text(row, repeats)] if report.workload == "replay" else []
+    if any(row.mode == mode.baseline for mode in report.modes):
+        texts = ["1"] * len(texts)
     return [
         escape(row.category),
         escape(row.mode),
-        f"{row.speed.median:.1f}" if row.speed else "not reported",
-        escape(ratio_text(row, repeats)),
+        *(escape(text).replace(" over ", "<br>over ").removesuffix(" prompts") for text in texts),
         length_text(row),
-        f"{100 * row.acceptance_rate:.1f} %" if row.drafted else "",
         f'<span class="bad">{same}</span>' if row.differing else same,
+        f"{row.speed.median:.1f}" if row.speed else "not reported",
+        f"{100 * row.acceptance_rate:.1f} %" if row.drafted else "",
     ]
 
 
@@ -87,7 +122,12 @@ def _place(report: ServerReport) -> str:
 def _clock(report: ServerReport) -> str:
     """What the speed is of."""
     if report.workload == "replay":
-        return "The speed is all output tokens over the wall time, prompts and queues included."
+        return (
+            "The speed is all output tokens over the wall time, prompts and queues included; it is "
+            "reported where every text is that of plain decoding. The requests' ratio is plain "
+            "decoding's time over the mode's, from sending to the last token, of the requests "
+            "whose text is the same in all repeats of both."
+        )
     added = "Tokens and times are added, then divided."
     if uses_server_clock(report.samples):
         return f"{added} Load, tokenizing and the prompt's time are not in the speed."
@@ -102,7 +142,7 @@ def _amount(report: Report) -> str:
         warmup = report.config.warmup
         asked = f"{counted(warmup, 'warm-up request')} to each server dropped"
         parts.append(asked if warmup else "no warm-up")
-    else:
+    elif not isinstance(report, ConvertReport):
         parts.append("the first turn dropped")
     if is_quick(report):
         parts.append("--quick: fewer and shorter requests")
@@ -114,18 +154,20 @@ def _amount(report: Report) -> str:
 
 
 def _method(report: Report) -> str:
-    if isinstance(report, DraftReport):
+    if isinstance(report, ServerReport):
+        said = f"{_place(report)} 1.0 is plain decoding. {_clock(report)}"
+    elif isinstance(report, DraftReport):
         said = "Random weights: times alone mean something."
     else:
-        said = f"{_place(report)} 1.0 is plain decoding. {_clock(report)}"
+        said = METHODS[report.workload]
     return f'<p class="quiet">{escape(said)}</p>{_amount(report)}'
 
 
 def _server_section(report: ServerReport, heading: str) -> str:
     ratio = ratio_head(report.config.repeats)
-    heads = ["", "mode", "tok/s", ratio, "mean accepted length", "acceptance rate"]
-    rows = [_server_row(row, report.config.repeats) for row in report.summary]
-    table = _table([*heads, "same text"], rows)
+    requests = ["requests' ratio"] if report.workload == "replay" else []
+    heads = ["", "mode", ratio, *requests, "mean length", "same text", "tok/s", "accepted"]
+    table = _table(heads, [_server_row(row, report) for row in by_category(report)])
     differing = [row for row in report.summary if row.differing]
     note = ""
     if differing:
@@ -141,9 +183,10 @@ def _latencies(report: ServerReport) -> str:
         for name, spread in (("request", row.latency_ms), ("first token", row.first_token_ms)):
             if spread:
                 ms = (spread.median, spread.min, spread.max)
-                rows.append([escape(row.mode), name, *(f"{value:.0f}" for value in ms)])
+                rows.append([name, escape(row.mode), *(f"{value:.0f}" for value in ms)])
+    rows.sort(key=lambda cells: cells[0], reverse=True)  # requests, then first tokens
     text = "Milliseconds of single requests."
-    table = _table(["mode", "", "median", "min", "max"], rows)
+    table = _table(["", "mode", "median", "min", "max"], rows)
     return f'<p class="quiet">{text}</p>{table}'
 
 
@@ -162,10 +205,23 @@ def _draft_section(report: DraftReport, heading: str) -> str:
     return "".join(made)
 
 
+def _facts_section(report: ConvertReport | EngineReport, heading: str) -> str:
+    rows = [[escape(name), escape(value)] for name, value in facts(report).items()]
+    return f"<h2>{escape(heading)}</h2>{_method(report)}{_table(['', ''], rows)}"
+
+
+def _section(report: Report, heading: str) -> str:
+    if isinstance(report, ServerReport):
+        return _server_section(report, heading)
+    if isinstance(report, DraftReport):
+        return _draft_section(report, heading)
+    return _facts_section(report, heading)
+
+
 def _conditions(report: Report, heading: str) -> str:
     p, h = report.provenance, report.hardware
     devices = "; ".join(f"{d.description} ({d.backend})" for d in h.devices)
-    facts = {
+    lines = {
         "made": f"{p.time} by dspine {p.version}, commit {p.commit or 'unknown'}"
         + (" with changes" if p.dirty else ""),
         "llama.cpp": f"{p.pin} ({p.build})",
@@ -175,14 +231,15 @@ def _conditions(report: Report, heading: str) -> str:
         "driver": f"{h.driver or 'none'} {h.limits or ''}",
         "command": " ".join(p.command),
     }
-    if isinstance(report, ServerReport):
+    if isinstance(report, ServerReport | EngineReport):
         for model in report.models:
             size = f"{model.bytes / 1e9:.2f} GB"
-            facts[model.role + " " + model.name] = f"{model.type}, {size}, sha256 {model.sha256}"
+            lines[model.role + " " + model.name] = f"{model.type}, {size}, sha256 {model.sha256}"
+    if isinstance(report, ServerReport):
         for mode in report.modes:
             if mode.url:
-                facts[mode.name] = f"{mode.url}, model {mode.model or 'not known'}"
-    shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+                lines[mode.name] = f"{mode.url}, model {mode.model or 'not known'}"
+    shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in lines.items())
     return f"<h2>Conditions: {escape(heading)}</h2><dl>{shown}</dl>"
 
 
@@ -198,10 +255,7 @@ def render(reports: Sequence[Report], names: Sequence[str] = ()) -> str:
     """The page; `names` are those of the results' files."""
     titles = headings(reports, names)
     titled = list(zip(reports, titles, strict=True))
-    sections = [
-        _draft_section(r, t) if isinstance(r, DraftReport) else _server_section(r, t)
-        for r, t in titled
-    ]
+    sections = [_section(report, title) for report, title in titled]
     head = escape(caption(reports[0])) if reports else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from dspine_bench.errors import BenchError
-from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport
+from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport, Spread
 from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
 from dspine_bench.terminal import counted, is_quick, repeats_of
 
 WIDTH = 5.0  # inches
 LEGEND_LINE = 0.2  # inches
+INK = "#222222"  # the page draws it in its own
 RATIO_LABEL = "speed / plain decoding"
-COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#4f7942", "#6d597a", "#8d99ae", "#3d405b", "#e07a5f")
+COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#4f7942", "#6d597a", "#8d99ae", "#00a896", "#e07a5f")
 STYLE = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -63,7 +64,8 @@ def _drawn(
         figure, axes = plt.subplots(figsize=(WIDTH, height))
         paint(axes)
         svg, png = io.StringIO(), io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        nothing = {"Date": None, "Creator": None}
+        figure.savefig(svg, format="svg", metadata=nothing, transparent=True)
         figure.savefig(png, format="png", dpi=160)
         plt.close(figure)
     text = svg.getvalue()
@@ -71,7 +73,12 @@ def _drawn(
     # the width is the page's; viewBox keeps the proportions
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 width="100%"', text, count=1)
-    return Plot(name, title, caption, _apart(text, name), png.getvalue())
+    return Plot(name, title, caption, _apart(_themed(text), name), png.getvalue())
+
+
+def _themed(svg: str) -> str:
+    """Black in the page's ink, so that the figure can be read on dark paper too."""
+    return re.sub(rf"(?i)#000000|{INK}", "currentColor", svg)
 
 
 def _apart(svg: str, name: str) -> str:
@@ -91,7 +98,7 @@ def caption(report: Report) -> str:
         parts += [f"KV {' '.join(kinds)}"] if kinds else []
         parts.append(f"T={' '.join(sorted({f'{m.temperature:g}' for m in report.modes}))}")
         parts.append(f"{report.config.parallel} at a time")
-    else:
+    elif isinstance(report, DraftReport):
         parts.append(f"random weights {report.config.get('type')}")
     parts.append(counted(repeats_of(report), "repeat") + (", --quick" if is_quick(report) else ""))
     commit = (report.provenance.commit or "unknown")[:9]
@@ -112,11 +119,13 @@ def _rows(report: ServerReport, mode: str) -> dict[str, Row]:
     return {row.category: row for row in report.summary if row.mode == mode}
 
 
-def _raw_ratios(report: ServerReport, mode: str, row: Row) -> list[float]:
+def _raw_ratios(
+    report: ServerReport, mode: str, row: Row, *, requests: bool = False
+) -> list[float]:
     """The ratio of every repeat: what the spread's ends are taken from."""
     baseline = next(m.baseline for m in report.modes if m.name == mode)
     skip = {*row.differing, *row.unstable}
-    if report.replays:
+    if report.replays and not requests:
         one, two = replay_rates(report.replays, mode), replay_rates(report.replays, baseline)
         return [one[r] / two[r] for r in one if r in two]
 
@@ -128,49 +137,84 @@ def _raw_ratios(report: ServerReport, mode: str, row: Row) -> list[float]:
         ]
 
     mine, base = of(mode), of(baseline)
-    clock = uses_server_clock([*mine, *base])
+    clock = not requests and uses_server_clock([*mine, *base])
     one, two = by_repeat(mine, clock), by_repeat(base, clock)
     return [one[r] / two[r] for r in one if r in two]
 
 
-def speed_by_task(report: ServerReport) -> Plot | None:
-    """Speed over plain decoding by category; every repeat is a point."""
-    modes = _drafting(report)
-    if not any(r.ratio for m in modes for r in _rows(report, m).values()):
+@dataclass(frozen=True)
+class _Bar:
+    """A ratio and its single repeats; None is drawn as "not reported"."""
+
+    ratio: Spread | None
+    raw: Sequence[float]
+
+
+def _bars(axes: Any, ticks: Sequence[str], series: Sequence[tuple[str, list[_Bar | None]]]) -> None:
+    """Ratios against 1.0: a group for every tick, and in it a bar for every series."""
+    step = 0.8 / len(series)
+    for number, (label, bars) in enumerate(series):
+        colour = COLOURS[number % len(COLOURS)]
+        for index, bar in enumerate(bars):
+            y = index + (number - (len(series) - 1) / 2) * step
+            if bar is None:
+                continue
+            if bar.ratio is None:
+                axes.text(0.03, y, "not reported", fontsize=8, color=colour, va="center")
+                continue
+            axes.barh(y, bar.ratio.median, step * 0.9, color=colour, alpha=0.75)
+            axes.plot(bar.raw, [y] * len(bar.raw), "o", ms=3, color=INK, alpha=0.6)
+        axes.barh(0, 0, color=colour, alpha=0.75, label=label)  # of bars that are not there too
+    axes.axvline(1.0, color=INK, lw=1.5)
+    axes.set_yticks(range(len(ticks)), ticks)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel(RATIO_LABEL)
+    axes.grid(axis="y", visible=False)
+    _legend(axes, len(series))
+
+
+def _bar_plot(
+    report: ServerReport,
+    name: str,
+    title: str,
+    ticks: Sequence[str],
+    series: Sequence[tuple[str, list[_Bar | None]]],
+) -> Plot | None:
+    """The figure of some bars; None where no ratio is reported."""
+    if not any(bar and bar.ratio for _, bars in series for bar in bars):
         return None
-    categories = list(dict.fromkeys(r.category for r in report.summary))
-    step = 0.8 / len(modes)
-
-    def paint(axes: Any) -> None:
-        for number, mode in enumerate(modes):
-            rows = _rows(report, mode)
-            colour = COLOURS[number % len(COLOURS)]
-            for index, category in enumerate(categories):
-                row = rows.get(category)
-                if row is None:
-                    continue
-                y = index + (number - (len(modes) - 1) / 2) * step
-                if row.ratio is None:
-                    axes.text(0.03, y, "not reported", fontsize=8, color=colour, va="center")
-                    continue
-                axes.barh(y, row.ratio.median, step * 0.9, color=colour, alpha=0.75)
-                raw = _raw_ratios(report, mode, row)
-                axes.plot(raw, [y] * len(raw), "o", ms=3, color="#222222", alpha=0.6)
-        axes.axvline(1.0, color="#222222", lw=1.5)
-        axes.set_yticks(range(len(categories)), categories)
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        axes.set_xlabel(RATIO_LABEL)
-        axes.grid(axis="y", visible=False)
-        for number, mode in enumerate(modes):  # of bars that are not there too
-            axes.barh(0, 0, color=COLOURS[number % len(COLOURS)], alpha=0.75, label=mode)
-        _legend(axes, len(modes))
-
-    height = 1.2 + len(categories) * max(0.38, 0.2 * len(modes)) + LEGEND_LINE * len(modes)
-    title = "Speed against plain decoding, by task"
+    height = 1.2 + len(ticks) * max(0.38, 0.2 * len(series)) + LEGEND_LINE * len(series)
     many = repeats_of(report) > 1
     marks = "bars are medians, dots single repeats" if many else "bars are of one repeat"
-    return _drawn("speed-by-task", title, f"{caption(report)}; {marks}", height, paint)
+    text = f"{caption(report)}; {marks}"
+    return _drawn(name, title, text, height, lambda axes: _bars(axes, ticks, series))
+
+
+def speed_by_task(report: ServerReport) -> Plot | None:
+    """Speed over plain decoding by category; every repeat is a point."""
+    categories = list(dict.fromkeys(r.category for r in report.summary))
+
+    def bars(mode: str) -> list[_Bar | None]:
+        rows = _rows(report, mode)
+        found = [rows.get(category) for category in categories]
+        return [_Bar(r.ratio, _raw_ratios(report, mode, r)) if r else None for r in found]
+
+    series = [(mode, bars(mode)) for mode in _drafting(report)]
+    title = "Speed against plain decoding, by task"
+    return _bar_plot(report, "speed-by-task", title, categories, series)
+
+
+def replay_speed(report: ServerReport) -> Plot | None:
+    """A replay's throughput and single requests over plain decoding."""
+    series: list[tuple[str, list[_Bar | None]]] = []
+    for mode in _drafting(report):
+        for row in _rows(report, mode).values():
+            whole = _Bar(row.ratio, _raw_ratios(report, mode, row))
+            single = _Bar(row.request_ratio, _raw_ratios(report, mode, row, requests=True))
+            series.append((mode, [whole, single]))
+    ticks = ("all tokens /\nwall time", "single\nrequests")
+    return _bar_plot(report, "replay", "Agent replay against plain decoding", ticks, series)
 
 
 def _legend(axes: Any, entries: int, columns: int = 1) -> None:
@@ -192,14 +236,15 @@ def accepted_by_position(report: ServerReport) -> Plot | None:
     def paint(axes: Any) -> None:
         for number, (label, values) in enumerate(curves):
             places = range(1, len(values) + 1)
-            colour = COLOURS[number % len(COLOURS)]
+            colour = INK if label == ALL else COLOURS[number % len(COLOURS)]
             axes.plot(places, [100 * v for v in values], "o-", ms=3, color=colour, label=label)
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("rounds that accept it, %")
         axes.set_ylim(0, 100)
-        _legend(axes, len(curves))
+        _legend(axes, len(curves), columns)
 
-    height = 3.4 + 0.2 * len(curves)
+    columns = 1 if len(_drafting(report)) > 1 else 3  # names of modes are long
+    height = 3.4 + LEGEND_LINE * -(-len(curves) // columns)
     title = "Accepted tokens by position"
     return _drawn("accepted-by-position", title, caption(report), height, paint)
 
@@ -214,6 +259,23 @@ def _chosen(report: ServerReport) -> list[Row]:
     return rows
 
 
+def _with_ends(
+    axes: Any, points: Sequence[tuple[int, Spread]], report: Report, colour: str, label: str
+) -> None:
+    """A curve of medians, with bars from one extreme to the other."""
+    x, y = [at for at, _ in points], [spread.median for _, spread in points]
+    ends = [[s.median - s.min for _, s in points], [s.max - s.median for _, s in points]]
+    bars = ends if repeats_of(report) > 1 else None
+    axes.errorbar(x, y, bars, fmt="o-", ms=4, capsize=3, color=colour, label=label)
+
+
+def _marks(report: Report) -> str:
+    """What the marks of such a curve are."""
+    many = repeats_of(report) > 1
+    marks = "points are medians, bars the extremes" if many else "points are of one repeat"
+    return f"{caption(report)}; {marks}"
+
+
 def depth_curve(report: ServerReport) -> Plot | None:
     """Speed by the length of the context."""
     modes = [mode.name for mode in report.modes]
@@ -223,15 +285,7 @@ def depth_curve(report: ServerReport) -> Plot | None:
             rows = [r for c, r in _rows(report, mode).items() if c != ALL and r.speed]
             points = sorted((int(r.category), r.speed) for r in rows if r.speed)
             if points:
-                x = [depth for depth, _ in points]
-                middle = [s.median for _, s in points]
-                ends = [
-                    [s.median - s.min for _, s in points],
-                    [s.max - s.median for _, s in points],
-                ]
-                colour = COLOURS[number % len(COLOURS)]
-                bars = ends if repeats_of(report) > 1 else None
-                axes.errorbar(x, middle, bars, fmt="o-", ms=4, capsize=3, color=colour, label=mode)
+                _with_ends(axes, points, report, COLOURS[number % len(COLOURS)], mode)
         axes.set_xlabel("tokens of context before the answer")
         axes.set_ylabel("tokens a second")
         axes.set_ylim(bottom=0)
@@ -240,9 +294,7 @@ def depth_curve(report: ServerReport) -> Plot | None:
     if not any(row.speed for row in report.summary):
         return None
     height = 3.4 + LEGEND_LINE * len(modes)
-    many = repeats_of(report) > 1
-    marks = "points are medians, bars the extremes" if many else "points are of one repeat"
-    return _drawn("depth", "Speed by context", f"{caption(report)}; {marks}", height, paint)
+    return _drawn("depth", "Speed by context", _marks(report), height, paint)
 
 
 def sweep_curve(report: ServerReport) -> Plot | None:
@@ -260,15 +312,15 @@ def sweep_curve(report: ServerReport) -> Plot | None:
     def paint(axes: Any) -> None:
         for number, (drafter, found) in enumerate(points.items()):
             found.sort(key=lambda pair: pair[0])
-            x = [n for n, _ in found]
-            y = [row.ratio.median for _, row in found if row.ratio]
-            axes.plot(x, y, "o-", color=COLOURS[number % len(COLOURS)], label=drafter)
-        axes.axhline(1.0, color="#222222", lw=1.5)
+            ratios = [(n, row.ratio) for n, row in found if row.ratio]
+            _with_ends(axes, ratios, report, COLOURS[number % len(COLOURS)], drafter)
+        axes.axhline(1.0, color=INK, lw=1.5)
         axes.set_xlabel("tokens drafted a round")
         axes.set_ylabel(RATIO_LABEL)
+        axes.set_ylim(bottom=0)
         _legend(axes, len(points))
 
-    return _drawn("sweep", "Speed by draft depth", caption(report), 3.6, paint)
+    return _drawn("sweep", "Speed by draft depth", _marks(report), 3.6, paint)
 
 
 def verify_cost(report: DraftReport) -> Plot | None:
@@ -330,11 +382,13 @@ def _parts_of(report: DraftReport, shape: str) -> Plot:
 def _plots_of(report: Report) -> list[Plot | None]:
     if isinstance(report, DraftReport):
         return [*draft_parts(report), verify_cost(report)]
+    if not isinstance(report, ServerReport):
+        return []
     if report.workload == "depth":
         return [depth_curve(report), accepted_by_position(report)]
     if report.workload == "tasks":
         return [speed_by_task(report), sweep_curve(report), accepted_by_position(report)]
-    return [speed_by_task(report)]
+    return [replay_speed(report)]
 
 
 def headings(reports: Sequence[Report], names: Sequence[str]) -> list[str]:

@@ -29,6 +29,8 @@ from dspine_bench.schema import Device, Hardware, ModelFile, Provenance
 COMMIT_ENV = "DSPINE_BENCH_COMMIT"  # for a copy of the tree without its history
 CHUNK = 1 << 24
 LARGE = 1 << 16  # values; smaller tensors do not say what a file is
+# what measuring itself writes is no change of what was measured
+MEASURED = ("--", ".", ":!bench/results", ":!README.md")
 PROBE_TIMEOUT_S = 60.0
 SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
 SMI = (f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader")
@@ -72,10 +74,17 @@ def commit(start: Path) -> tuple[str | None, bool | None]:
     head = _output("git", "rev-parse", "HEAD", folder=root) if root else None
     if not head or root is None:
         return None, None
-    # what measuring itself writes is no change of what was measured
-    paths = ("--", ".", ":!bench/results", ":!README.md")
-    status = _output("git", "status", "--porcelain", *paths, folder=root)
+    status = _output("git", "status", "--porcelain", *MEASURED, folder=root)
     return head, None if status is None else bool(status)
+
+
+def same_code(head: str, start: Path) -> bool:
+    """Whether the checkout is what it was at a commit, up to what measuring itself writes."""
+    root = checkout(start)
+    if root is None:
+        return False
+    unchanged = _output("git", "diff", "--quiet", head, *MEASURED, folder=root) is not None
+    return unchanged and not commit(start)[1]
 
 
 def build_of_library() -> str:
@@ -178,6 +187,12 @@ def model_file(role: Literal["target", "drafter"], path: Path) -> ModelFile:
         architecture=header.architecture,
         type=sizes.most_common(1)[0][0] if sizes else "none",
     )
+
+
+def pair_files(target: Path | None, drafters: Sequence[Path]) -> list[ModelFile]:
+    """The GGUFs of a run, hashed."""
+    found = [model_file("target", target)] if target else []
+    return found + [model_file("drafter", path) for path in drafters]
 
 
 def list_devices() -> list[dict[str, Any]]:

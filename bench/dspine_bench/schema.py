@@ -21,6 +21,7 @@ from dspine_bench.errors import BenchError
 
 SCHEMA_VERSION = 1
 ALL = "all"  # the category that has every prompt
+AGAIN = "again"  # the folder of second runs, in that of the first
 MIN_REPEATS = 5  # fewer are not published
 ROUNDING = 1e-9  # of figures that are computed again, on another machine perhaps
 
@@ -186,6 +187,9 @@ class Row(Strict):
         speed: generated tokens a second; None where no prompt may be counted, and for a replay
             where any may not: its wall time is of all of them.
         ratio: `speed` over that of the baseline, on the same prompts.
+        request_ratio: of a replay: the baseline's time of single requests over the mode's, from
+            sending to the last token, over the requests that count; each is paired with the same
+            request, whose text is the same.
         latency_ms, first_token_ms: of single requests.
         accepted_by_position: rounds that accepted the n-th drafted token, over all rounds.
     """
@@ -207,6 +211,7 @@ class Row(Strict):
     ratio: Spread | None
     latency_ms: Spread | None
     first_token_ms: Spread | None
+    request_ratio: Spread | None = None
 
     @property
     def counted(self) -> int:
@@ -293,7 +298,81 @@ class DraftReport(Head):
     summary: list[DraftRow]
 
 
-Report = ServerReport | DraftReport
+class ConvertSample(Strict):
+    """One process of a conversion: `step` is the file it made, "all" for one that made them all."""
+
+    side: Literal["ours", "peer"]
+    step: str
+    repeat: Count
+    seconds: Time
+    peak_rss: Count
+
+
+class ConvertSummary(Strict):
+    """`ratio` is our time over the peer's; `peak_rss` ours; errors are against published sizes."""
+
+    ratio: Spread
+    peak_rss: Count
+    size_error: dict[str, Number]
+
+
+class ConvertReport(Head):
+    """`convert`: a checkpoint to files of several types."""
+
+    workload: Literal["convert"]
+    config: dict[str, int]
+    sizes: dict[str, Count]
+    samples: Annotated[list[ConvertSample], Field(min_length=1)]
+    summary: ConvertSummary
+
+
+class EngineSample(Strict):
+    """One prompt by the engine and by llama-server; milliseconds of a round."""
+
+    repeat: Count
+    prompt: Count
+    rounds: Count
+    engine_ms: Time
+    server_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    same_ids: bool
+    same_rounds: bool
+
+    @property
+    def ratio(self) -> float:
+        """Engine over server."""
+        return self.engine_ms / self.server_ms
+
+
+class EngineSummary(Strict):
+    """`ratio` is engine over server, of neighbours in time; `quartiles` of all single ratios."""
+
+    ratio: Spread
+    quartiles: list[Number]
+    engine_ms: Time
+    server_ms: Time
+    same_ids: bool
+    same_rounds: bool
+
+
+class EngineReport(Head):
+    """`engine`: the same rounds in this process and in llama-server."""
+
+    workload: Literal["engine"]
+    models: list[ModelFile]
+    config: dict[str, int]
+    samples: Annotated[list[EngineSample], Field(min_length=1)]
+    summary: EngineSummary
+
+
+Report = ServerReport | DraftReport | ConvertReport | EngineReport
+KINDS: dict[str, type[Report]] = {
+    "tasks": ServerReport,
+    "depth": ServerReport,
+    "replay": ServerReport,
+    "draft": DraftReport,
+    "convert": ConvertReport,
+    "engine": EngineReport,
+}
 
 
 def _text(error: ValidationError) -> str:
@@ -320,26 +399,39 @@ def _differences(one: Any, two: Any, where: str) -> Iterator[str]:
         yield f"{where} is {one!r}, the samples give {two!r}"
 
 
-def _summary_of(report: Report) -> Sequence[Strict]:
+def _summary_of(report: Report) -> Strict | Sequence[Strict]:
     """The summary that the samples give."""
-    # both import this module, and the second all that makes models
+    # all of these import this module, and most of them all that makes models
     if isinstance(report, ServerReport):
         from dspine_bench.summary import summarize
 
         return summarize(report.modes, report.samples, report.replays)
+    if isinstance(report, ConvertReport):
+        from dspine_bench.convert import summarize as summarize_convert
+
+        return summarize_convert(report.samples, report.sizes)
+    if isinstance(report, EngineReport):
+        from dspine_bench.engine import summarize as summarize_engine
+
+        return summarize_engine(report.samples)
     from dspine_bench.draft import summary_of
 
     return summary_of(report)
 
 
+def _plain(summary: Strict | Sequence[Strict]) -> Any:
+    if isinstance(summary, Strict):
+        return summary.model_dump(mode="json")
+    return [row.model_dump(mode="json") for row in summary]
+
+
 def _recomputed(report: Report, name: str) -> Report:
     """The report; BenchError where its summary is not that of its samples."""
     try:
-        made = [row.model_dump(mode="json") for row in _summary_of(report)]
+        made = _plain(_summary_of(report))
     except (LookupError, StopIteration, ZeroDivisionError, ValueError) as error:
         raise BenchError(f"{name}: samples give no summary: {error!r}") from None
-    stored = [row.model_dump(mode="json") for row in report.summary]
-    for found in _differences(stored, made, "summary"):
+    for found in _differences(_plain(report.summary), made, "summary"):
         raise BenchError(f"{name}: {found}")
     return report
 
@@ -358,9 +450,11 @@ def parse(text: str, name: str) -> Report:
     if document["schema_version"] != SCHEMA_VERSION:
         found = document["schema_version"]
         raise BenchError(f"{name}: schema_version is {found}, expected {SCHEMA_VERSION}")
-    kind = DraftReport if document.get("workload") == "draft" else ServerReport
+    workload = document.get("workload")
+    if workload not in KINDS:
+        raise BenchError(f"{name}: workload is {workload!r}, expected one of {', '.join(KINDS)}")
     try:
-        report: Report = kind.model_validate_json(text)
+        report: Report = KINDS[workload].model_validate_json(text)
     except ValidationError as error:
         raise BenchError(f"{name}: {_text(error)}") from None
     return _recomputed(report, name)

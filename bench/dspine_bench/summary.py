@@ -103,9 +103,10 @@ def _around(median: float | None, values: Iterable[float]) -> Spread | None:
     return Spread(median=median, min=min(found), max=max(found))
 
 
-def _speeds(mine: Sequence[Sample], base: Sequence[Sample]) -> tuple[Spread | None, Spread | None]:
+def _speeds(
+    mine: Sequence[Sample], base: Sequence[Sample], clock: bool
+) -> tuple[Spread | None, Spread | None]:
     """Speed, and its ratio to the baseline's on the same prompts."""
-    clock = uses_server_clock([*mine, *base])
     speed, against = median_speed(mine, clock), median_speed(base, clock)
     rates, rates_base = by_repeat(mine, clock), by_repeat(base, clock)
     ratio = speed / against if speed and against else None
@@ -150,10 +151,12 @@ def row(
     mine, base = (
         [s for s in samples[name] if s.prompt in counted] for name in (mode.name, mode.baseline)
     )
+    request_ratio = None
     if not replays:
-        speed, ratio = _speeds(mine, base)
-    else:  # a wall time has no part without the prompts that do not count
+        speed, ratio = _speeds(mine, base, uses_server_clock([*mine, *base]))
+    else:  # a wall time has no part without the requests that do not count; requests have
         speed, ratio = _replay_speeds(replays, mode) if counted == prompts else (None, None)
+        _, request_ratio = _speeds(mine, base, False)
     rounds, drafted, accepted = (
         sum(getattr(s, name) for s in mine) for name in ("rounds", "drafted", "accepted")
     )
@@ -175,6 +178,7 @@ def row(
         ratio=ratio,
         latency_ms=spread([s.wall_ms for s in mine]),
         first_token_ms=spread([s.first_token_ms for s in mine if s.first_token_ms is not None]),
+        request_ratio=request_ratio,
     )
 
 

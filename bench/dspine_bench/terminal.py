@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from dspine_bench.schema import DraftReport, DraftRow, Report, Row, ServerReport, Spread
+from dspine_bench.compare import Difference
+from dspine_bench.schema import (
+    ConvertReport,
+    DraftReport,
+    DraftRow,
+    EngineReport,
+    Report,
+    Row,
+    ServerReport,
+    Spread,
+)
+
+if TYPE_CHECKING:
+    from dspine_bench.record import Step
 
 WIDE = 110  # columns of a table that is piped into a file
 
@@ -31,9 +45,16 @@ def spread_text(spread: Spread, repeats: int, digits: int = 2) -> str:
 
 def ratio_text(row: Row, repeats: int) -> str:
     """The ratio with its extremes, and what it is over where that is not everything."""
-    if row.ratio is None:
-        return "not reported"
-    return spread_text(row.ratio, repeats) + over_text(row)
+    return _over(row, row.ratio, repeats)
+
+
+def request_text(row: Row, repeats: int) -> str:
+    """The same of single requests."""
+    return _over(row, row.request_ratio, repeats)
+
+
+def _over(row: Row, ratio: Spread | None, repeats: int) -> str:
+    return "not reported" if ratio is None else spread_text(ratio, repeats) + over_text(row)
 
 
 def over_text(row: Row) -> str:
@@ -86,15 +107,16 @@ def _server_table(report: ServerReport) -> Table:
     for name in ("", "mode", "tok/s", ratio, "mean len", "accepted", "same text"):
         table.add_column(name, justify="left" if name in ("", "mode") else "right")
     if report.workload == "replay":
-        table.add_column("first token", justify="right")
-        table.add_column("request", justify="right")
+        for name in ("requests' ratio", "first token", "request"):
+            table.add_column(name, justify="right")
     last = ""
-    for row in sorted(report.summary, key=lambda r: _order(report, r)):
+    for row in by_category(report):
         if last and row.category != last:
             table.add_section()
         last = row.category
         cells = _server_cells(row, report.config.repeats)
         if report.workload == "replay":
+            cells.append(request_text(row, report.config.repeats))
             cells += [_milliseconds(row.first_token_ms), _milliseconds(row.latency_ms)]
         table.add_row(*cells)
     return table
@@ -104,9 +126,10 @@ def _milliseconds(spread: Spread | None) -> str:
     return f"{spread.median:.0f} ms" if spread else ""
 
 
-def _order(report: ServerReport, row: Row) -> int:
+def by_category(report: ServerReport) -> list[Row]:
+    """The rows, those of one category together."""
     categories = list(dict.fromkeys(r.category for r in report.summary))
-    return categories.index(row.category)
+    return sorted(report.summary, key=lambda row: categories.index(row.category))
 
 
 def draft_parts(rows: Sequence[DraftRow], shape: str) -> dict[str, dict[str, DraftRow]]:
@@ -137,16 +160,16 @@ def _part_text(row: DraftRow | None, repeats: int) -> str:
 
 def repeats_of(report: Report) -> int:
     """Repeats of a result."""
-    if isinstance(report, DraftReport):
-        return len({sample.repeat for sample in report.samples})
-    return report.config.repeats
+    if isinstance(report, ServerReport):
+        return report.config.repeats
+    return len({sample.repeat for sample in report.samples})
 
 
 def is_quick(report: Report) -> bool:
     """Whether --quick made it."""
-    if isinstance(report, DraftReport):
-        return bool(report.config.get("quick"))
-    return report.config.quick
+    if isinstance(report, ServerReport):
+        return report.config.quick
+    return bool(report.config.get("quick"))
 
 
 def _width_table(report: DraftReport, shape: str) -> Table:
@@ -160,12 +183,97 @@ def _width_table(report: DraftReport, shape: str) -> Table:
     return table
 
 
+def show_differences(
+    heads: tuple[str, str, str],
+    found: Sequence[Difference],
+    notes: Sequence[str],
+    threshold: float,
+    out: Console,
+    *,
+    either_way: bool,
+) -> bool:
+    """Print a comparison; whether something is past the threshold."""
+    table = Table()
+    for number, name in enumerate((*heads, "change")):
+        table.add_column(name, justify="right" if number else "left")
+    failed = 0
+    for one in found:
+        worse = one.worse(threshold, either_way=either_way)
+        failed += worse
+        values = ["not reported" if v is None else f"{v:.3f}" for v in (one.first, one.second)]
+        change = "" if one.change is None else f"{100 * one.change:+.1f} %"
+        style = "bold red" if worse else None
+        table.add_row(one.what, *values, change + (" !" if worse else ""), style=style)
+    out.print(table)
+    for line in notes:
+        out.print(line, markup=False)
+    passed = f"past the threshold of {100 * threshold:g} %"
+    if failed:
+        out.print(f"{failed} of {len(found)} {passed}")
+    else:
+        out.print(f"none of {len(found)} is {passed}{largest_text(found)}")
+    return failed > 0
+
+
+def largest_text(found: Sequence[Difference]) -> str:
+    """ "; the largest change is …", of those that are reported."""
+    changes = [abs(one.change) for one in found if one.change is not None]
+    return f"; the largest change is {100 * max(changes):.1f} %" if changes else ""
+
+
+def minutes(seconds: float) -> str:
+    """A time as a reader thinks of it."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def show_plan(steps: Sequence[Step], repeats: int, out: Console, *, quick: bool) -> None:
+    """Print what `record` is going to measure, and about how long that takes."""
+    table = Table(title="record: times are of two idle cores", title_justify="left")
+    for name in ("part", "", "result", "takes"):
+        table.add_column(name)
+    total = 0.0
+    for step in steps:
+        seconds = step.part.estimate(repeats, quick=quick) if step.needed else 0.0
+        total += seconds
+        takes = f"about {minutes(seconds)}" if step.needed else "is there"
+        table.add_row(step.part.name, step.part.what, str(step.path), takes)
+    out.print(table)
+    out.print(f"in all about {minutes(total)}" if total else "nothing to measure")
+
+
+def facts(report: ConvertReport | EngineReport) -> dict[str, str]:
+    """The few figures of a result that has no rows, by name."""
+    repeats = repeats_of(report)
+    ratio = spread_text(report.summary.ratio, repeats)
+    if isinstance(report, ConvertReport):
+        sizes = {f"size of {name}": f"{size / 1e9:.2f} GB" for name, size in report.sizes.items()}
+        memory = f"{report.summary.peak_rss / 2**20:.0f} MiB"
+        return {"time / peer's time": ratio, "memory": memory, **sizes}
+    found = report.summary
+    return {
+        "engine / llama-server, time of a round": ratio,
+        "engine": f"{found.engine_ms:.3f} ms",
+        "llama-server": f"{found.server_ms:.3f} ms",
+        "same ids": "yes" if found.same_ids else "no",
+        "same rounds": "yes" if found.same_rounds else "no",
+    }
+
+
+def _facts_table(report: ConvertReport | EngineReport) -> Table:
+    table = Table(title=report.workload, title_justify="left", show_header=False)
+    for name, value in facts(report).items():
+        table.add_row(name, value)
+    return table
+
+
 def show(report: Report, out: Console) -> None:
     """Print a report's tables."""
     if isinstance(report, DraftReport):
         for shape in report.shapes:
             out.print(_draft_table(report, shape))
             out.print(_width_table(report, shape))
+    elif not isinstance(report, ServerReport):
+        out.print(_facts_table(report))
     else:
         out.print(_server_table(report))
         for row in report.summary:

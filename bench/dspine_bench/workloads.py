@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,13 +174,25 @@ class WholeReplay:
     def run(self, endpoint: Endpoint, mode: ModeSpec, repeat: int, result: Result) -> None:
         """Replay once; the wall time is from the first request to the last answer."""
 
-        def replay(prompts: Sequence[Prompt]) -> list[Sample]:
-            return [self._one(endpoint, prompt, mode, repeat) for prompt in prompts]
+        stop = threading.Event()
 
+        def replay(prompts: Sequence[Prompt]) -> list[Sample]:
+            left = itertools.takewhile(lambda _: not stop.is_set(), prompts)
+            return [self._one(endpoint, prompt, mode, repeat) for prompt in left]
+
+        pool = ThreadPoolExecutor(self.parallel)
         begin = time.perf_counter()
-        with ThreadPoolExecutor(self.parallel) as pool:
-            found = [sample for samples in pool.map(replay, self.talks) for sample in samples]
-        wall = 1000 * (time.perf_counter() - begin)
+        try:
+            jobs = [pool.submit(replay, prompts) for prompts in self.talks]
+            done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+            wall = 1000 * (time.perf_counter() - begin)
+            for job in done:
+                job.result()
+            found = [sample for job in jobs for sample in job.result()]
+        finally:
+            # neither an error nor an interrupt waits for the other answers
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         result.samples += found
         tokens = sum(sample.tokens for sample in found)
         result.replays.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dspine_bench.schema import Replay, Row, ServerReport
 from dspine_bench.summary import judge, median_speed, summarize
-from dspine_bench.terminal import equal_text, ratio_text
+from dspine_bench.terminal import equal_text, ratio_text, request_text
 from support.bench import DRAFT, PLAIN, report_of, sample
 
 
@@ -151,15 +151,41 @@ def test_a_row_says_what_it_is_over(report: ServerReport) -> None:
     assert ratio_text(whole, 5) == "2.00 (1.99-2.00)" and ratio_text(whole, 1) == "2.00"
 
 
+REPLAYS = [
+    Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=900.0)
+    for r in range(5)
+    for mode in ("plain", "draft")
+]
+
+
 def test_an_unstable_replay_has_no_speed(report: ServerReport) -> None:
-    replays = [
-        Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=900.0)
-        for r in range(5)
-        for mode in ("plain", "draft")
-    ]
-    found = summarize((PLAIN, DRAFT), wobbling(report, {}).samples, replays)
+    found = summarize((PLAIN, DRAFT), wobbling(report, {}).samples, REPLAYS)
     chosen = [r for r in found if r.category == "all"]
     assert len(chosen) == 2 and all(r.speed is None and r.ratio is None for r in chosen)
+
+
+def test_requests_of_a_replay_are_paired(report: ServerReport) -> None:
+    """The wall time is of all requests; a request's own is reported where its texts are equal."""
+    whole = summarize((PLAIN, DRAFT), report.samples, REPLAYS)
+    draft = next(r for r in whole if (r.mode, r.category) == ("draft", "all"))
+    assert draft.ratio is not None and draft.ratio.median == 1.0
+    assert draft.request_ratio is not None
+    assert draft.request_ratio.median == pytest.approx(1008 / 508)
+    # the request that changes takes ten times as long, and is in no figure
+    slow = [
+        s.model_copy(update={"wall_ms": 10 * s.wall_ms})
+        if (s.mode, s.prompt) == ("draft", "chat-1")
+        else s
+        for s in wobbling(report, {}).samples
+    ]
+    found = next(
+        r
+        for r in summarize((PLAIN, DRAFT), slow, REPLAYS)
+        if (r.mode, r.category) == ("draft", "all")
+    )
+    assert found.ratio is None and found.request_ratio == draft.request_ratio
+    assert request_text(found, 5).endswith(" over 2 of 3 prompts")
+    assert all(r.request_ratio is None for r in summarize((PLAIN, DRAFT), report.samples))
 
 
 def test_counters_of_others_are_not_used(report: ServerReport) -> None:
