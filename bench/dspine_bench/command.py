@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -287,6 +288,7 @@ def record(
     from dspine_convert.streams import say
 
     from dspine_bench import record as of
+    from dspine_bench.provenance import commit
     from dspine_bench.request import same_text
     from dspine_bench.terminal import console, show, show_plan
 
@@ -296,11 +298,15 @@ def record(
     show_plan(steps, repeats, out, quick=quick)
     if plan:
         return
+    if commit(Path.cwd())[1]:
+        say("dspine-bench: the checkout has changes: the results say so, and count for no commit")
     failed = False
+    begin = time.monotonic()
     for step, report in of.record(steps, repeats=repeats, quick=quick, quiet=quiet):
         show(report, out)
         failed |= not same_text(report)
-        say(str(step.path))
+        say(f"{step.path}: {time.monotonic() - begin:.0f} s")
+        begin = time.monotonic()
     for name, first, second in of.pairs(chosen, output) if again else ():
         failed |= _differ(name, first, second, threshold)
     if failed:

@@ -138,6 +138,12 @@ def _of_all_tasks(result: Result, name: Callable[[Result], str], *, length: bool
     )
 
 
+def _drafts(result: Result) -> str:
+    """ ", N drafts a round" where all modes have a depth that was asked for."""
+    depths = {mode["n_draft"] for mode in result["modes"] if mode["drafter"]}
+    return f", {depths.pop()} drafts a round" if len(depths) == 1 and None not in depths else ""
+
+
 def sweep_line(result: Result) -> str:
     """The depths that were tried, in one sentence."""
     found = _of_all_tasks(result, lambda mode: str(mode["n_draft"]), length=False)
@@ -149,19 +155,21 @@ def types_line(result: Result) -> str:
     types = {model["name"]: model["type"].upper() for model in result["models"]}
     # the commonest type of a Q4_K_M file is Q4_K
     found = _of_all_tasks(result, lambda mode: types[mode["drafter"]])
-    return f"By type of the drafter, over the same prompts: {found}."
+    return f"By type of the drafter, over the same prompts{_drafts(result)}: {found}."
 
 
 def caches_line(result: Result) -> str:
     """The cache types, in one sentence."""
     found = _of_all_tasks(result, lambda mode: str(mode["cache_type"]))
-    return f"By type of the caches: {found}."
+    return f"By type of the caches{_drafts(result)}: {found}."
 
 
 def temperature_line(result: Result) -> str:
     """Greedy and sampled, in one sentence; sampled texts are not the same on both sides."""
     found = _of_all_tasks(result, lambda mode: f"{mode['temperature']:g}")
-    return f"By temperature (above 0 the texts differ, and lengths with them): {found}."
+    return (
+        f"By temperature{_drafts(result)} (above 0 the texts differ, and their lengths): {found}."
+    )
 
 
 def depth_line(result: Result) -> str:

@@ -45,7 +45,7 @@ def of(name: str) -> list[list[str]]:
 
 
 def test_every_command_is_known() -> None:
-    known = {"make", "source", "dspine-convert", "dspine", "llama-server", "curl"}
+    known = {"make", "source", "dspine-convert", "dspine", "dspine-bench", "llama-server", "curl"}
     assert {Path(c[0]).name for c in commands()} <= known
 
 
@@ -67,10 +67,11 @@ def test_converter_flags_exist() -> None:
         assert all(re.search(rf"{re.escape(f)}\b", page) for f in flags(command)), command
 
 
-@pytest.mark.parametrize("command", of("dspine"), ids=" ".join)
+@pytest.mark.parametrize("command", [*of("dspine"), *of("dspine-bench")], ids=" ".join)
 def test_dspine_flags_exist(command: list[str]) -> None:
+    module = command[0].replace("-", "_")
     page = subprocess.run(
-        [sys.executable, "-m", "dspine", command[1], "--help"],
+        [sys.executable, "-m", module, command[1], "--help"],
         capture_output=True,
         text=True,
         check=True,
