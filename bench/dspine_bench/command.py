@@ -13,6 +13,7 @@ from dspine_convert.usage import exit_code
 
 from dspine_bench import options as o
 from dspine_bench.convert import app as convert_app
+from dspine_bench.request import Flags
 
 if TYPE_CHECKING:
     from dspine_bench.schema import Report
@@ -61,12 +62,9 @@ def _end(made: Iterable[Report], folder: Path, *, json: bool) -> None:
 
 
 @app.command("tasks", context_settings=HELP)
+@o.workload()
 def tasks(
-    target: o.TargetOpt = None,
-    drafter: o.DrafterOpt = None,
-    sweep: o.SweepOpt = None,
-    kv: o.CacheOpt = None,
-    temperature: o.TemperatureOpt = None,
+    flags: Flags,
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Your own prompts (JSONL).")
     ] = None,
@@ -74,68 +72,29 @@ def tasks(
         str,
         typer.Option(metavar="auto|on|off|both", help="auto: both where the template has it."),
     ] = "auto",
-    url: o.UrlOpt = None,
-    url_baseline: o.UrlBaselineOpt = None,
-    api_key: o.ApiKeyOpt = None,
-    repeats: o.RepeatsOpt = 5,
-    warmup: o.WarmupOpt = 1,
-    max_tokens: o.TokensOpt = None,
-    ctx_size: o.ContextOpt = None,
-    interleave: o.InterleaveOpt = None,
-    server: o.ServerOpt = None,
-    flash_attn: o.FlashOpt = "on",
-    flag: o.ExtraOpt = None,
-    threads: o.ThreadsOpt = 0,
-    output: o.OutputOpt = OUT,
-    quick: o.QuickOpt = False,
-    quiet: o.QuietOpt = False,
     json: o.JsonOpt = False,
 ) -> None:
     """Chat, code, math, JSON, tools, summary, translation, prose: speed by task."""
-    given = {**locals(), "n_ctx": ctx_size}
-    for name in ("prompts", "thinking", "json", "ctx_size"):
-        del given[name]
     if thinking not in ("auto", "on", "off", "both"):
         raise typer.BadParameter(f"{thinking!r}", param_hint="--thinking")
     from dspine_bench.request import run_tasks
 
-    _end([run_tasks(o.flags_of(**given), prompts, thinking)], output, json=json)
+    _end([run_tasks(flags, prompts, thinking)], flags.output, json=json)
 
 
 @app.command("depth", context_settings=HELP)
+@o.workload()
 def depth(
-    target: o.TargetOpt = None,
-    drafter: o.DrafterOpt = None,
-    sweep: o.SweepOpt = None,
-    kv: o.CacheOpt = None,
-    temperature: o.TemperatureOpt = None,
+    flags: Flags,
     depths: Annotated[
         str, typer.Option(metavar="N,N", help="Tokens of context. Default: 0,8192,32768.")
     ] = "",
-    url: o.UrlOpt = None,
-    url_baseline: o.UrlBaselineOpt = None,
-    api_key: o.ApiKeyOpt = None,
-    repeats: o.RepeatsOpt = 5,
-    warmup: o.WarmupOpt = 1,
-    max_tokens: o.TokensOpt = None,
-    ctx_size: o.ContextOpt = None,
-    interleave: o.InterleaveOpt = None,
-    server: o.ServerOpt = None,
-    flash_attn: o.FlashOpt = "on",
-    flag: o.ExtraOpt = None,
-    threads: o.ThreadsOpt = 0,
-    output: o.OutputOpt = OUT,
-    quick: o.QuickOpt = False,
-    quiet: o.QuietOpt = False,
     json: o.JsonOpt = False,
 ) -> None:
     """A long text and its continuation: speed by the length of the context."""
-    given = {**locals(), "n_ctx": ctx_size}
-    for name in ("depths", "json", "ctx_size"):
-        del given[name]
     from dspine_bench.request import run_depth
 
-    _end([run_depth(o.flags_of(**given), _numbers(depths))], output, json=json)
+    _end([run_depth(flags, _numbers(depths))], flags.output, json=json)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -151,40 +110,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 @app.command("replay", context_settings=HELP)
+@o.workload("temperature", "interleave")
 def replay(
-    target: o.TargetOpt = None,
-    drafter: o.DrafterOpt = None,
-    sweep: o.SweepOpt = None,
-    kv: o.CacheOpt = None,
+    flags: Flags,
     conversations: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Your own recordings (JSONL).")
     ] = None,
-    parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, help="Conversations at a time.")
-    ] = 8,
-    url: o.UrlOpt = None,
-    url_baseline: o.UrlBaselineOpt = None,
-    api_key: o.ApiKeyOpt = None,
-    repeats: o.RepeatsOpt = 5,
-    warmup: o.WarmupOpt = 1,
-    max_tokens: o.TokensOpt = None,
-    ctx_size: o.ContextOpt = None,
-    server: o.ServerOpt = None,
-    flash_attn: o.FlashOpt = "on",
-    flag: o.ExtraOpt = None,
-    threads: o.ThreadsOpt = 0,
-    output: o.OutputOpt = OUT,
-    quick: o.QuickOpt = False,
-    quiet: o.QuietOpt = False,
+    parallel: o.ParallelOpt = 8,
     json: o.JsonOpt = False,
 ) -> None:
     """Recorded conversations of agents, several at a time: all tokens over the wall time."""
-    given = {**locals(), "n_ctx": ctx_size}
-    for name in ("conversations", "parallel", "json", "ctx_size"):
-        del given[name]
     from dspine_bench.request import run_replay
 
-    _end([run_replay(o.flags_of(**given), conversations, parallel)], output, json=json)
+    _end([run_replay(flags, conversations, parallel)], flags.output, json=json)
 
 
 @app.command("draft", context_settings=HELP)
@@ -231,9 +169,7 @@ def everything(
     drafter: o.DrafterOpt = None,
     kv: o.CacheOpt = None,
     repeats: o.RepeatsOpt = 5,
-    parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, help="Conversations at a time.")
-    ] = 8,
+    parallel: o.ParallelOpt = 8,
     output: o.OutputOpt = OUT,
     quick: o.QuickOpt = False,
     quiet: o.QuietOpt = False,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 TargetOpt = Annotated[
     Path | None, typer.Option("-m", "--target", metavar="FILE", help="The target's GGUF.")
@@ -63,6 +68,9 @@ ExtraOpt = Annotated[
     list[str] | None,
     typer.Option("--flag", metavar="WORD", help="A word for every server's command; repeatable."),
 ]
+ParallelOpt = Annotated[
+    int, typer.Option("-np", "--parallel", min=1, help="Conversations at a time.")
+]
 OutputOpt = Annotated[
     Path, typer.Option("-o", "--output", metavar="DIR", help="Results and report.html go there.")
 ]
@@ -71,15 +79,77 @@ QuietOpt = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result, not the table.")]
 
 
-def flags_of(**given: Any) -> Any:
+# parameter -> its option and its default, in the order of the help
+SHARED: dict[str, tuple[Any, Any]] = {
+    "target": (TargetOpt, None),
+    "drafter": (DrafterOpt, None),
+    "sweep": (SweepOpt, None),
+    "kv": (CacheOpt, None),
+    "temperature": (TemperatureOpt, None),
+    "url": (UrlOpt, None),
+    "url_baseline": (UrlBaselineOpt, None),
+    "api_key": (ApiKeyOpt, None),
+    "repeats": (RepeatsOpt, 5),
+    "warmup": (WarmupOpt, 1),
+    "max_tokens": (TokensOpt, None),
+    "ctx_size": (ContextOpt, None),
+    "interleave": (InterleaveOpt, None),
+    "server": (ServerOpt, None),
+    "flash_attn": (FlashOpt, "on"),
+    "flag": (ExtraOpt, None),
+    "threads": (ThreadsOpt, 0),
+    "output": (OutputOpt, Path("bench-out")),
+    "quick": (QuickOpt, False),
+    "quiet": (QuietOpt, False),
+}
+# field of request.Flags -> parameter of another name; lists become tuples
+RENAMED = {
+    "drafters": "drafter",
+    "caches": "kv",
+    "temperatures": "temperature",
+    "extra": "flag",
+    "n_ctx": "ctx_size",
+}
+
+
+def workload(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options that the workloads share, but those of these names.
+
+    The command gets them as `request.Flags`, its first argument, and its own options by name.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        _, *own = inspect.signature(command).parameters.values()
+        shared = [
+            inspect.Parameter(name, KEYWORD, default=default, annotation=option)
+            for name, (option, default) in SHARED.items()
+            if name not in without
+        ]
+        mine = [p.replace(kind=KEYWORD, annotation=hints[p.name]) for p in own]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            own_values = {p.name: given.pop(p.name) for p in mine}
+            command(flags_of(given), **own_values)
+
+        del run.__wrapped__  # its signature is not the command's
+        run.__signature__ = inspect.Signature([*mine, *shared])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (*mine, *shared)}
+        return run
+
+    return decorate
+
+
+def flags_of(given: Mapping[str, Any]) -> Any:
     """`request.Flags` of the values that a command received."""
     from dspine_bench.request import Flags
 
-    lists = {"drafters": "drafter", "caches": "kv", "temperatures": "temperature", "extra": "flag"}
-    values = {name: value for name, value in given.items() if name not in lists.values()}
-    for name, option in lists.items():
+    values = {name: value for name, value in given.items() if name not in RENAMED.values()}
+    for field, option in RENAMED.items():
         if given.get(option):
-            values[name] = tuple(given[option])
+            value = given[option]
+            values[field] = tuple(value) if isinstance(value, list) else value
     interleave = values.get("interleave")
     if interleave not in (None, "request", "repeat"):
         raise typer.BadParameter(
