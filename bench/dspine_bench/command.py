@@ -149,6 +149,7 @@ def draft(
     """One round by part, on random weights: DSpine, DFlash, DFlash2, DSpark."""
     from dspine_bench.draft_report import make
 
+    o.check_folder(output)
     made = make(
         tuple(shape or ()),
         kind,
@@ -177,6 +178,7 @@ def everything(
     """All workloads; without a target on the demonstration's pair (inside the repository)."""
     from dspine_bench.record import run_all
 
+    o.check_folder(output)
     reports = run_all(
         target,
         tuple(drafter or ()),
@@ -234,6 +236,7 @@ def record(
     show_plan(steps, repeats, out, quick=quick)
     if plan:
         return
+    o.check_folder(output)
     if commit(Path.cwd())[1]:
         say("dspine-bench: the checkout has changes: the results say so, and count for no commit")
     failed = False

@@ -177,6 +177,8 @@ def measure(
 ) -> ConvertReport:
     """Both routes in turn; files lie in a folder in `folder` (20 GB) and are removed again."""
     program_path = quantize or program("llama-quantize")
+    if not program_path.is_file():
+        raise BenchError(f"--quantize {program_path}: no such file")
     machine, samples = hardware(), list[ConvertSample]()
     with (
         tempfile.TemporaryDirectory(prefix="dspine-convert-", dir=folder) as place,

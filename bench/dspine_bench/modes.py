@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dspine._memory import CACHE_TYPES
+
 from dspine_bench.errors import BenchError
 
 PLAIN = "plain"
@@ -63,11 +65,14 @@ def expand(
 ) -> list[ModeSpec]:
     """Every drafter at every depth, with a plain mode for each cache type and temperature.
 
-    BenchError where two drafters cannot be told apart.
+    BenchError where two drafters cannot be told apart, and for a cache type that there is not.
     """
     labels = _labels(drafters)
     if len(set(labels)) != len(labels):
         raise BenchError(f"--drafter: two of the same name: {', '.join(labels)}")
+    for cache in caches:
+        if cache not in CACHE_TYPES:
+            raise BenchError(f"--kv {cache}: expected one of {', '.join(CACHE_TYPES)}")
     modes: list[ModeSpec] = []
     for cache, temperature in itertools.product(caches, temperatures):
         tail = f" {cache}" if len(caches) > 1 else ""
@@ -81,11 +86,18 @@ def expand(
     return modes
 
 
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or too large
+        return False
+
+
 def remote(url: str, baseline: str, temperatures: Sequence[float] = (0.0,)) -> list[ModeSpec]:
     """Two servers that run already, the second without a drafter; BenchError for no URL."""
     for one in (url, baseline):
-        parts = urlsplit(one)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_url(one):
             raise BenchError(f"{one}: expected http://HOST:PORT")
     modes: list[ModeSpec] = []
     for temperature in temperatures:

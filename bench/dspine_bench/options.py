@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -155,4 +156,22 @@ def flags_of(given: Mapping[str, Any]) -> Any:
         raise typer.BadParameter(
             f"{interleave!r} is not request or repeat", param_hint="--interleave"
         )
+    if values["flash_attn"] not in ("on", "off", "auto"):
+        raise typer.BadParameter(
+            f"{values['flash_attn']!r} is not on, off or auto", param_hint="--flash-attn"
+        )
+    check_folder(values["output"])
     return Flags(**values)
+
+
+def check_folder(folder: Path) -> None:
+    """BenchError where results could not be written, before anything is measured."""
+    from dspine_bench.errors import BenchError
+
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise BenchError(f"--output {folder}: {place} is no folder")
+    if not os.access(place, os.W_OK):
+        raise BenchError(f"--output {folder}: {place} cannot be written")

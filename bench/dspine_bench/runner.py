@@ -89,7 +89,9 @@ def open_endpoint(target: Path | None, mode: ModeSpec, settings: Settings) -> It
     """Start the mode's server, or connect to the one at its URL; the command is in `.server`."""
     if mode.url is not None:
         with Remote(mode.url, settings.api_key) as server:
-            yield Endpoint(server)
+            with _explained(mode):
+                endpoint = Endpoint(server)
+            yield endpoint
         return
     if target is None:
         raise BenchError("a target is needed, or --url and --url-baseline")
@@ -116,6 +118,24 @@ def _command(server: Requests) -> list[str]:
     if "--port" in words:
         words[words.index("--port") + 1] = "PORT"
     return words
+
+
+@contextlib.contextmanager
+def _explained(mode: ModeSpec) -> Iterator[None]:
+    """Name the mode in an error, in one line; a URL may lead to anything."""
+    try:
+        yield
+    except DspineError as error:
+        text = str(error)
+        if mode.url and "<html" in text.lower():
+            text = f"{mode.url} answers with a web page, expected a llama-server"
+        raise BenchError(f"{mode.name}: {text}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if mode.url is None:
+            raise
+        raise BenchError(
+            f"{mode.name}: {mode.url} gave no answer of a llama-server: {error!r}"
+        ) from error
 
 
 def _warm_up(endpoint: Endpoint, count: int) -> None:
@@ -159,10 +179,11 @@ class Runner:
                 if other.server == mode.server:
                     self.result.commands[other.name] = _command(endpoint.server)
                     self.result.served[other.name] = endpoint.model if mode.url else None
-            if self._units is None:
-                self.result.build = endpoint.build
-                self._units = workload.prepare(endpoint)
-            _warm_up(endpoint, self._settings.warmup)
+            with _explained(mode):
+                if self._units is None:
+                    self.result.build = endpoint.build
+                    self._units = workload.prepare(endpoint)
+                _warm_up(endpoint, self._settings.warmup)
             yield endpoint
 
     def _side_by_side(self, workload: Workload) -> None:
@@ -191,10 +212,8 @@ class Runner:
         total = len(self._units or ()) * len(self._modes) * self._settings.repeats
         self._progress(self._done, total, mode.name)
         have = len(self.result.samples)
-        try:
+        with _explained(mode):
             unit.run(endpoint, mode, repeat, self.result)
-        except DspineError as error:
-            raise BenchError(f"{mode.name}: {error}") from error
         if mode.name == mode.baseline:
             _refuse_drafts(mode, self.result.samples[have:])
         self._done += 1

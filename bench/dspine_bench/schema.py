@@ -451,7 +451,7 @@ def parse(text: str, name: str) -> Report:
         found = document["schema_version"]
         raise BenchError(f"{name}: schema_version is {found}, expected {SCHEMA_VERSION}")
     workload = document.get("workload")
-    if workload not in KINDS:
+    if not isinstance(workload, str) or workload not in KINDS:
         raise BenchError(f"{name}: workload is {workload!r}, expected one of {', '.join(KINDS)}")
     try:
         report: Report = KINDS[workload].model_validate_json(text)

@@ -28,8 +28,8 @@ WIDE = 110  # columns of a table that is piped into a file
 
 def console() -> Console:
     """Standard output; wide where it is no terminal, so that nothing is cut."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=WIDE)
+    out = Console(highlight=False, markup=False)  # names of files and prompts are no markup
+    return out if out.is_terminal else Console(highlight=False, markup=False, width=WIDE)
 
 
 def counted(number: int, what: str) -> str:

@@ -38,6 +38,11 @@ class Prompt:
 def sample_of(answer: Answer, prompt: Prompt, mode: ModeSpec, repeat: int) -> Sample:
     """What is kept of an answer; BenchError for counts that cannot be."""
     done = answer.done
+    if done.generated < 1:
+        raise BenchError(
+            f"{prompt.id}: the answer has no tokens, or the server does not count them "
+            "(timings.predicted_n), as a llama-server does"
+        )
     if done.accepted > done.drafted:
         raise BenchError(
             f"{prompt.id}: the server accepted {done.accepted} of {done.drafted} drafted tokens"

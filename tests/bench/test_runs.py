@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,7 +153,15 @@ def test_json(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["tasks", "--url", "ftp://a", "--url-baseline", "http://b:1"], 1, "ftp://a"),
         (["tasks", "--url", "http://127.0.0.1:1", "--url-baseline", "http://127.0.0.1:1"], 1, "1"),
         (["tasks", "--sweep", "n-draft=0"], 1, "--target"),
+        (["tasks", "--url", "http://a:99999", "--url-baseline", "http://b:1"], 1, "a:99999: exp"),
         (["tasks", "--repeats", "0"], 2, "--repeats"),
+        (["tasks", "-fa", "maybe"], 2, "on, off or auto"),
+        (["tasks", "-o", __file__], 1, "is no folder"),
+        (["all", "-o", f"{__file__}/x"], 1, "is no folder"),
+        (["draft", "-o", __file__], 1, "is no folder"),
+        (["record", "-o", __file__], 1, "is no folder"),
+        (["record", "everything"], 1, "everything: no part of record"),
+        (["convert", "run", "--quantize", "absent"], 1, "--quantize absent: no such file"),
         (["tasks", "--interleave", "never"], 2, "interleave"),
         (["depth", "--depths", "a"], 2, "--depths"),
         (["draft", "--shape", "huge"], 1, "small, medium, 27b"),
@@ -281,3 +291,70 @@ def test_threads() -> None:
     assert settings_of(flags, "tasks", []).extra == ("-t", "3", "--x")
     with pytest.raises(BenchError, match="--threads"):
         modes_of(Flags(url="http://a:1", url_baseline="http://b:1", threads=3))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("<!doctype html>\n<html><p>Hello</html>", "gave no answer of a llama-server"),
+        ({"text": "a"}, "gave no answer of a llama-server: KeyError('content')"),
+        ({"content": "a", "stop_type": "x", "timings": {"predicted_n": "many"}}, "no answer of"),
+    ],
+)
+def test_a_url_that_leads_elsewhere(
+    answer: object, said: str, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[1].completion = lambda body: answer  # type: ignore[method-assign]
+    assert run(pair, tmp_path / "out", "--quick", "-n", "8") == 1
+    shown = capsys.readouterr().err
+    assert said in shown and pair[1].url in shown and "internal error" not in shown
+    assert len(shown.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_web_server_is_named(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = "<!DOCTYPE HTML>\n<html>\n<p>501</p></html>"
+    pair[0].post = lambda handler: pair[0].send(handler, page, 501)  # type: ignore[method-assign]
+    assert run(pair, tmp_path / "out", "--quick") == 1
+    shown = capsys.readouterr().err
+    assert f"{pair[0].url} answers with a web page, expected a llama-server" in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+def test_names_are_no_markup(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = one_prompt(tmp_path)
+    talk = json.loads(path.read_text()) | {
+        "id": "\u00fc <b>",
+        "category": "[/x] \u043c\u0438\u0440",
+    }
+    path.write_text(json.dumps(talk, ensure_ascii=False), encoding="utf-8")
+    assert run(pair, tmp_path / "out", "--prompts", str(path), "-n", "8") == 0
+    assert "[/x] \u043c\u0438\u0440" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "[/x] \u043c\u0438\u0440" in page and "<b>" not in page.partition("<table>")[2][:2000]
+
+
+def test_an_error_does_not_wait_for_the_other_conversations(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an interrupt does not."""
+    answer, calls, released = pair[0].completion, itertools.count(), threading.Event()
+
+    def slow(body: dict) -> object:
+        number = next(calls)
+        if number == 1:  # the warm-up comes first
+            return {"no": "answer"}
+        if number > 1:
+            released.wait(60)
+        return answer(body)
+
+    pair[0].completion = slow  # type: ignore[method-assign]
+    begin = time.monotonic()
+    assert run(pair, tmp_path / "out", "-n", "8", "-np", "4", command="replay") == 1
+    assert "has no tokens" in capsys.readouterr().err
+    assert time.monotonic() - begin < 50
+    released.set()
+    assert next(calls) <= 6, "queued conversations were begun"
