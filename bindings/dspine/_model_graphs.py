@@ -367,7 +367,7 @@ class _Draft:
         self.window = _Attention(self.graph, run, run.window, swa) if run.window else None
         if shape.rank:
             ids = op((self.blocks,), view(self.tokens, (1, self.blocks), (4 * self.rows,)))
-            self.anchor = self.sent(self.code(ids))
+            self.anchor = self.sent_by(ids)
 
     def code(self, ids: Tensor) -> Tensor:
         return over(op((self.shape.rank, ids.ne[0]), external(1), ids))
@@ -376,13 +376,21 @@ class _Draft:
         """Message and gate of predecessors, [message, n] each."""
         return mul_mat(self.shape.message, x), mul_mat(self.shape.message, x)
 
+    def sent_by(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Message and gate of tokens; of a folded table the two halves of a row."""
+        if not self.shape.folded:
+            return self.sent(self.code(ids))
+        both = op((2 * self.shape.message, ids.ne[0]), external(1), ids)
+        half = (self.shape.message, ids.ne[0])
+        return view(both, half, (both.nb[1],)), view(both, half, (both.nb[1],))
+
     def rows_view(self, x: Tensor, first: int, count: int) -> Tensor:
         nb = x.nb[1]
         return view(x, (x.ne[0], count, self.blocks), (nb, self.rows * nb))
 
     def shift(self, rows: Tensor, anchors: Tensor) -> Tensor:
         width = anchors.ne[0]
-        first = view(anchors, (width, 1, self.blocks))
+        first = view(anchors, (width, 1, self.blocks), (anchors.nb[1], anchors.nb[1]))
         if self.rows == 2:
             return first
         rest = self.rows_view(rows, 1, self.rows - 2)
@@ -438,7 +446,8 @@ class _Draft:
         )
 
         def per_pair(x: Tensor) -> Tensor:
-            return view(x, (x.ne[0], k, positions, self.blocks))
+            nb = x.nb[1]
+            return view(x, (x.ne[0], k, positions, self.blocks), (nb, k * nb, positions * k * nb))
 
         def per_position(x: Tensor) -> Tensor:
             rows = self.rows_view(x, 2, positions)
@@ -446,7 +455,7 @@ class _Draft:
             return view(rows, (x.ne[0], 1, positions, self.blocks), strides)
 
         h, receiver, norm = self.last
-        value, gate = self.sent(self.code(before))
+        value, gate = self.sent_by(before)
         gate = over(over(per_pair(gate), per_position(receiver)))
         value = over(over(gate, per_pair(value)), per_position(norm))
         write = mul_mat(shape.n_embd, view(value, (shape.message, count)))

@@ -36,7 +36,7 @@ REPACK = {
     "asimddp": {"q4_0": 4, "q4_k": 8, "q5_k": 8, "q6_k": 8, "q8_0": 4, "iq4_nl": 4, "mxfp4": 4},
 }
 # Tensors of two dimensions that no matrix is multiplied by.
-NO_MATRIX = re.compile(r"token_embd|_norm|conv1d|transfer_codes|position_embd|token_types")
+NO_MATRIX = re.compile(r"token_embd|_norm|conv1d|transfer_|position_embd|token_types")
 
 
 def cpu_features() -> frozenset[str]:

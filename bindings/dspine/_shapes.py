@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dspine._headers import Header, HeaderError
 
 LARGEST = 1 << 31
+FOLDED = "transfer_folded.weight"  # the table of a drafter, where it holds no codes
 
 # Period of the sliding-window pattern where the file has no pattern of its own, and whether the
 # first layer of a period is the full one (the load_swa_pattern calls under src/models).
@@ -112,6 +113,7 @@ class DraftShape:
 
     `taps` are input indices of target layers: l + 1 is the output of layer l. `rank` is 0, and
     with it `top_k` and `message`, for a drafter of the DFlash family that is no DSpine one.
+    `folded`: the table holds messages, not codes.
     """
 
     n_embd: int
@@ -124,6 +126,7 @@ class DraftShape:
     message: int
     taps: tuple[int, ...]
     positions_per_token: int
+    folded: bool
 
 
 class _Reader:
@@ -330,4 +333,5 @@ def draft_shape(header: Header) -> DraftShape:
         message=read.count("message_size", least=1) if is_dspine else 0,
         taps=tuple(taps),
         positions_per_token=4 if sections and any(sections) else 1,
+        folded=FOLDED in header.tensor_names,
     )

@@ -115,6 +115,14 @@ _TargetRevisionOpt = Annotated[str | None, typer.Option(help="Revision of TARGET
 _DryRunOpt = Annotated[
     bool, typer.Option("--dry-run", help="Print the plan from headers alone; write nothing.")
 ]
+_FoldOpt = Annotated[
+    bool,
+    typer.Option(
+        "--fold",
+        help="Store what two matrices make of each token's code, in place of the codes: less work "
+        "per draft, the same size where the transfer rank is twice the message size.",
+    ),
+]
 _VerifyOpt = Annotated[
     bool, typer.Option("--verify", help="Read the files back and report the worst errors.")
 ]
@@ -192,6 +200,7 @@ def convert(
     name: _NameOpt = None,
     revision: _RevisionOpt = None,
     target_revision: _TargetRevisionOpt = None,
+    fold: _FoldOpt = False,
     dry_run: _DryRunOpt = False,
     verify: _VerifyOpt = False,
     force: _ForceOpt = False,
@@ -216,6 +225,7 @@ def convert(
         target_revision=target_revision,
         threads=threads,
         force=force,
+        fold=fold,
         verify=verify,
         dry_run=dry_run,
         quiet=quiet,

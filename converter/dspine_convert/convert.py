@@ -14,6 +14,7 @@ from dspine_convert import hub
 from dspine_convert.checkpoint import Checkpoint, open_checkpoint, read_json
 from dspine_convert.config import load_config
 from dspine_convert.errors import ConvertError, short
+from dspine_convert.fold import fold
 from dspine_convert.names import is_codes, is_reference_pair, resolve
 from dspine_convert.plan import OutputType, Plan, Provenance, build_plan, check_ready
 from dspine_convert.progress import meter
@@ -40,6 +41,7 @@ class Options:
     target_revision: str | None = None
     threads: int | None = None
     force: bool = False
+    fold: bool = False
     verify: bool = False
     dry_run: bool = False
     quiet: bool = False
@@ -160,6 +162,8 @@ def make_plan(options: Options, stack: ExitStack) -> tuple[Plan, list[Path]]:
     config = load_config(config_path, reference_pair=apart)
     explicit = read_tensor_map(options.tensor_map)
     resolution, ready = resolve(checkpoint.tensors, config, explicit)
+    if options.fold:
+        resolution = fold(resolution)
     ready_notes = check_ready(ready, reference_pair=config.reference_pair)
     target, target_path = find_target(options)
     plan = build_plan(config, resolution, target, source.provenance, options.types)

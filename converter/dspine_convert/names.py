@@ -120,7 +120,11 @@ DROPPED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = (
 
 @dataclass(frozen=True)
 class Mapped:
-    """A resolved row: the source tensor, its GGUF name, and the layer if it has one."""
+    """A resolved row: the source tensor, its GGUF name, and the layer if it has one.
+
+    `shape` is that of the result. It is the source's unless rows are folded, which multiplies
+    them by `matrices`.
+    """
 
     source: SourceTensor
     canonical: str
@@ -128,6 +132,7 @@ class Mapped:
     kind: Kind
     layer: int | None
     shape: tuple[int, ...]
+    matrices: tuple[Mapped, ...] = ()
 
 
 @dataclass(frozen=True)

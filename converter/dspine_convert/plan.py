@@ -252,6 +252,8 @@ def _drafting(config: DraftConfig, resolution: Resolution) -> dict[str, Value]:
         f"{ARCH}.transfer_rank": _u32(resolution.rank),
         f"{ARCH}.message_size": _u32(resolution.message),
     }
+    if any(m.matrices for m in resolution.mapped):
+        values["dspine.folded"] = make_value(ValueType.BOOL, True)
     if config.sliding_window is not None:
         values[f"{ARCH}.attention.sliding_window"] = _u32(config.sliding_window)
         pattern = make_array(ValueType.BOOL, config.layer_is_sliding)

@@ -24,6 +24,7 @@ T = GGMLQuantizationType
 PLAIN = (T.F32, T.F16, T.BF16)
 F32Array = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
+Words = npt.NDArray[Any]  # raw float words, as stored
 # Largest magnitude a type can take: block scales are F16, BF16 rounds up to infinity above this.
 LARGEST = {T.F32: 3.5e38, T.BF16: 3.38e38}
 LARGEST_OTHERWISE = 65_504.0

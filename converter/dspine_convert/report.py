@@ -9,6 +9,7 @@ from typing import Any
 
 from dspine_convert.errors import SCHEMA_VERSION
 from dspine_convert.gguf_format import Scalar, Value, ValueType
+from dspine_convert.names import Mapped
 from dspine_convert.plan import Plan, PlannedFile
 from dspine_convert.verify import FileReport
 
@@ -31,6 +32,7 @@ def _tensor_json(file: PlannedFile) -> list[dict[str, Any]]:
             "name": t.info.name,
             "source": t.mapped.source.name,
             "source_dtype": t.mapped.source.dtype,
+            "folded_with": [m.source.name for m in t.mapped.matrices],
             "shape": list(t.info.shape),
             "type": t.info.type.name,
             "bytes": t.info.nbytes,
@@ -87,6 +89,10 @@ def summary_line(file: PlannedFile) -> str:
     return f"{file.file_name}: {size_text(file.nbytes)}, {len(file.tensors)} tensors ({listed})"
 
 
+def _origin(mapped: Mapped) -> str:
+    return ", ".join(m.source.name for m in (mapped, *mapped.matrices))
+
+
 def as_text(plan: Plan) -> str:
     """The plan for a person: per file its metadata and its tensors."""
     lines: list[str] = []
@@ -97,7 +103,7 @@ def as_text(plan: Plan) -> str:
             shape = " x ".join(map(str, t.info.shape))
             lines.append(
                 f"  {t.info.name}  [{shape}]  {t.mapped.source.dtype} → {t.info.type.name}  "
-                f"{size_text(t.info.nbytes)}  from {t.mapped.source.name}"
+                f"{size_text(t.info.nbytes)}  from {_origin(t.mapped)}"
             )
     lines.extend(f"dropped {name}: {reason}" for name, reason in plan.dropped)
     return "\n".join(lines)

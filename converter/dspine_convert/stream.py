@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +19,26 @@ from gguf import GGMLQuantizationType
 
 from dspine_convert.checkpoint import ITEM_SIZE, SourceTensor
 from dspine_convert.errors import ConvertError, short
+from dspine_convert.fold import FOLDED, as_source, check_range, folded_rows, stacked, widened
 from dspine_convert.gguf_format import tensor_bytes
 from dspine_convert.names import CODES, Mapped
-from dspine_convert.plan import Plan
+from dspine_convert.plan import Plan, PlannedTensor
 from dspine_convert.progress import Meter
 from dspine_convert.quantize import (
     LARGEST,
     LARGEST_OTHERWISE,
     NUMPY_WORD,
+    F32Array,
     Quantizer,
+    Words,
     as_bytes,
     encode,
     largest_magnitude,
-    to_f32,
 )
 
 CHUNK_ELEMENTS = 1 << 19
 CODE_TOLERANCE = 0.02  # of a row's length; rounding to BF16 changes it by 0.4 % at most
-Words = npt.NDArray[Any]
+Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,31 @@ class Chunk:
     """Whole rows of one tensor, [first, first + count), and where each copy of it goes."""
 
     mapped: Mapped
-    width: int
     first: int
     count: int
     outputs: tuple[Output, ...]
 
+    @property
+    def width(self) -> int:
+        """Values of a row as it is stored."""
+        return self.mapped.shape[-1]
+
+    @property
+    def source_width(self) -> int:
+        """Values of a row as it is read."""
+        return self.mapped.source.shape[-1]
+
 
 @dataclass
 class Run:
-    """What the workers share: the meter, the stop flag, the largest code, the first bad one."""
+    """What the workers share: the meter, the stop flag, the largest code, the first bad one.
+
+    `matrix` is what rows are folded with, [R, 2M], where a tensor of the plan asks for it.
+    """
 
     quantizer: Quantizer | None
     meter: Meter
+    matrix: Matrix | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     largest_code: float = 0.0
     bad_code: tuple[int, float] | None = None  # row and norm
@@ -74,11 +88,20 @@ class Run:
 
 def split_rows(mapped: Mapped, outputs: tuple[Output, ...]) -> Iterator[Chunk]:
     """Cut a tensor into chunks of whole rows; a vector is one row."""
-    width = mapped.shape[-1]
-    rows = mapped.shape[0] if len(mapped.shape) == 2 else 1
-    step = max(1, CHUNK_ELEMENTS // width)
+    rows = _rows(mapped)
+    step = max(1, CHUNK_ELEMENTS // max(mapped.shape[-1], mapped.source.shape[-1]))
     for first in range(0, rows, step):
-        yield Chunk(mapped, width, first, min(step, rows - first), outputs)
+        yield Chunk(mapped, first, min(step, rows - first), outputs)
+
+
+def _rows(mapped: Mapped) -> int:
+    return mapped.shape[0] if len(mapped.shape) == 2 else 1
+
+
+def read_chunk(chunk: Chunk) -> Words:
+    """Read the rows of a chunk, as raw words of the source."""
+    width = chunk.source_width
+    return read_words(chunk.mapped.source, chunk.first * width, chunk.count * width)
 
 
 def read_words(source: SourceTensor, first: int, count: int) -> Words:
@@ -106,7 +129,7 @@ def _not_finite(chunk: Chunk, words: Words) -> ConvertError:
     source = chunk.mapped.source
     exponent = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F80_0000}[source.dtype]
     at = int(np.flatnonzero((words & exponent) == exponent)[0])
-    row, column = divmod(at, chunk.width)
+    row, column = divmod(at, chunk.source_width)
     place = [chunk.first + row, column] if len(chunk.mapped.shape) == 2 else [column]
     mantissa = int(words[at]) & (exponent & -exponent) - 1
     found = "NaN" if mantissa else "Inf"
@@ -116,27 +139,33 @@ def _not_finite(chunk: Chunk, words: Words) -> ConvertError:
     )
 
 
+def finite_words(chunk: Chunk) -> tuple[Words, float]:
+    """Read a chunk, refuse values that are not finite, return words and largest magnitude."""
+    words = read_chunk(chunk)
+    largest = largest_magnitude(words, chunk.mapped.source.dtype)
+    if largest is None:
+        raise _not_finite(chunk, words)
+    return words, largest
+
+
 def checked_words(chunk: Chunk, run: Run) -> Words:
     """Read a chunk and refuse values that are not finite or that a stored type cannot hold."""
     source = chunk.mapped.source
-    words = read_words(source, chunk.first * chunk.width, chunk.count * chunk.width)
-    largest = largest_magnitude(words, source.dtype)
-    if largest is None:
-        raise _not_finite(chunk, words)
+    words, largest = finite_words(chunk)
     for out in chunk.outputs:
         if largest > LARGEST.get(out.type, LARGEST_OTHERWISE):
             raise ConvertError(
                 f"{source.path.name}: tensor {short(source.name)!r} holds {largest:g}, "
                 f"too large for {out.type.name}"
             )
-    if chunk.mapped.canonical == CODES:
+    if chunk.mapped.canonical in (CODES, FOLDED):
         _note_codes(chunk, words, largest, run)
     return words
 
 
 def _note_codes(chunk: Chunk, words: Words, largest: float, run: Run) -> None:
     """Remember the first row whose length is not one: the drafter takes codes as they are."""
-    rows = to_f32(words, chunk.mapped.source.dtype).reshape(-1, chunk.width)
+    rows = widened(words, chunk.mapped.source.dtype, chunk.source_width)
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     bad = np.flatnonzero(np.abs(norms - 1.0) > CODE_TOLERANCE)
     with run.lock:
@@ -146,16 +175,49 @@ def _note_codes(chunk: Chunk, words: Words, largest: float, run: Run) -> None:
             run.bad_code = min(run.bad_code or first, first)
 
 
+def fold_matrix(tensors: Iterable[PlannedTensor]) -> Matrix | None:
+    """What the rows of the folded table are made with; None where nothing is folded."""
+    for planned in tensors:
+        if not planned.mapped.matrices:
+            continue
+        wholes = [Chunk(m, 0, _rows(m), ()) for m in planned.mapped.matrices]
+        message, gate = (
+            widened(finite_words(c)[0], c.mapped.source.dtype, c.source_width) for c in wholes
+        )
+        return stacked(message, gate)
+    return None
+
+
+def fold_chunk(chunk: Chunk, words: Words, matrix: Matrix) -> F32Array:
+    """The rows [count, 2M] of the table that the codes of a chunk fold to."""
+    codes = widened(words, chunk.mapped.source.dtype, chunk.source_width)
+    return folded_rows(codes, matrix)
+
+
+def _encoder(chunk: Chunk, words: Words, run: Run) -> Callable[[GGMLQuantizationType], memoryview]:
+    """What gives the stored bytes of a chunk for a type."""
+    if run.matrix is None or not chunk.mapped.matrices:
+        dtype = chunk.mapped.source.dtype
+        return lambda kind: encode(words, dtype, chunk.width, kind, run.quantizer)
+    rows = fold_chunk(chunk, words, run.matrix)
+    check_range(chunk.mapped, rows, {out.type for out in chunk.outputs})
+
+    def encode_folded(kind: GGMLQuantizationType) -> memoryview:
+        return encode(*as_source(rows, kind), chunk.width, kind, run.quantizer)
+
+    return encode_folded
+
+
 def convert_chunk(chunk: Chunk, run: Run) -> None:
     """Read, encode once per distinct type, write every copy."""
     if run.stop.is_set():
         return
-    source = chunk.mapped.source
     words = checked_words(chunk, run)
+    encoder = _encoder(chunk, words, run)
     encoded: dict[GGMLQuantizationType, memoryview] = {}
     for out in chunk.outputs:
         if out.type not in encoded:
-            encoded[out.type] = encode(words, source.dtype, chunk.width, out.type, run.quantizer)
+            encoded[out.type] = encoder(out.type)
         row_bytes = tensor_bytes(out.type, (chunk.width,))
         write_all(out.fd, encoded[out.type], out.offset + chunk.first * row_bytes)
     run.meter.advance(words.nbytes)
@@ -199,6 +261,7 @@ def source_bytes(plan: Plan) -> int:
 def stream(plan: Plan, fds: tuple[int, ...], run: Run, threads: int) -> None:
     """Convert everything into the open files; raises ConvertError for unusable values."""
     chunks = planned_chunks(plan, fds)
+    run.matrix = fold_matrix(plan.files[0].tensors)
     on_all_cores(chunks, lambda chunk: convert_chunk(chunk, run), threads, run.stop)
     if run.largest_code == 0.0:
         raise ConvertError(

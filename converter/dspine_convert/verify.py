@@ -15,8 +15,17 @@ from dspine_convert.errors import ConvertError
 from dspine_convert.gguf_format import tensor_bytes
 from dspine_convert.plan import Plan, PlannedFile
 from dspine_convert.progress import Meter
-from dspine_convert.quantize import F32Array, to_f32
-from dspine_convert.stream import Chunk, Output, on_all_cores, read_words, split_rows
+from dspine_convert.quantize import F32Array, Words, to_f32
+from dspine_convert.stream import (
+    Chunk,
+    Matrix,
+    Output,
+    fold_chunk,
+    fold_matrix,
+    on_all_cores,
+    read_chunk,
+    split_rows,
+)
 from dspine_convert.target import read_local_header
 
 T = GGMLQuantizationType
@@ -71,6 +80,15 @@ def _read_back(chunk: Chunk, out: Output, path: Path) -> F32Array:
     return values
 
 
+def _expected(chunk: Chunk, words: Words, matrix: Matrix | None) -> tuple[F32Array, float]:
+    """What a chunk should hold, and the largest error that its type's rounding explains."""
+    limit = LIMITS[chunk.outputs[0].type]
+    if matrix is None or not chunk.mapped.matrices:
+        return to_f32(words, chunk.mapped.source.dtype), limit
+    # sums may round differently when they are made again
+    return fold_chunk(chunk, words, matrix).reshape(-1), max(limit, 2.0**-23)
+
+
 def _check_header(planned: PlannedFile, path: Path) -> int:
     """The stored header says what was planned; returns where the data starts."""
     header = read_local_header(path, with_tensors=True)
@@ -86,18 +104,19 @@ def verify_file(
 ) -> FileReport:
     """Compare one file with its source; raises ConvertError when an error exceeds its limit."""
     start = _check_header(planned, path)
+    matrix = fold_matrix(planned.tensors)
     worst: dict[str, Worst] = {}
     lock = threading.Lock()
 
     def compare(chunk: Chunk) -> None:
         out = chunk.outputs[0]
-        source = chunk.mapped.source
-        words = read_words(source, chunk.first * chunk.width, chunk.count * chunk.width)
-        error = relative_error(to_f32(words, source.dtype), _read_back(chunk, out, path))
-        if not error <= LIMITS[out.type]:
+        words = read_chunk(chunk)
+        expected, limit = _expected(chunk, words, matrix)
+        error = relative_error(expected, _read_back(chunk, out, path))
+        if not error <= limit:
             raise ConvertError(
                 f"{path}: verification failed: {chunk.mapped.gguf} ({out.type.name}) differs by "
-                f"{error:.3g} from row {chunk.first}, at most {LIMITS[out.type]:.3g} expected"
+                f"{error:.3g} from row {chunk.first}, at most {limit:.3g} expected"
             )
         with lock:
             held = worst.setdefault(out.type.name, Worst(0.0, chunk.mapped.gguf))

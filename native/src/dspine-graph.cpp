@@ -46,7 +46,7 @@ dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, gg
 
     ggml_tensor * ids = ggml_cont_1d(g.ctx0,
             ggml_view_2d(g.ctx0, tokens, 1, n_blocks, rows * tokens->nb[0], 0), n_blocks);
-    anchor = of_tokens(ids);
+    anchor = messages_of(ids);
 }
 
 // `node` if one backend holds all its weights and computes it, else nullptr. Asked while the graph is built, since the
@@ -85,8 +85,16 @@ dspine_graph::messages dspine_graph::project_predecessor(ggml_tensor * x) {
     return { g.build_lora_mm(model.w_message, x), g.build_lora_mm(model.w_pred, x) };
 }
 
-dspine_graph::messages dspine_graph::of_tokens(ggml_tensor * ids) {
-    return project_predecessor(code(ids));
+// of tokens: looked up where the file holds them, else made from the codes
+dspine_graph::messages dspine_graph::messages_of(ggml_tensor * ids) {
+    if (!model.folded) {
+        return project_predecessor(code(ids));
+    }
+    ggml_tensor * both = ggml_get_rows(g.ctx0, model.folded, ids);
+    auto half = [&](int64_t i) {
+        return ggml_view_2d(g.ctx0, both, model.message, both->ne[1], both->nb[1], i * model.message * both->nb[0]);
+    };
+    return { half(0), half(1) };
 }
 
 // rows [first, first + count) of every block of a [width, n_tokens] tensor: [width, count, n_blocks]
@@ -97,7 +105,7 @@ ggml_tensor * dspine_graph::rows_view(ggml_tensor * t, int64_t first, int64_t co
 // what row t of a block receives from row t-1, and row 1 from the anchor's code:
 // [width, rows - 1, n_blocks] from [width, n_tokens] and [width, n_blocks]
 ggml_tensor * dspine_graph::shift(ggml_tensor * of_rows, ggml_tensor * of_anchors) {
-    ggml_tensor * first = ggml_reshape_3d(g.ctx0, of_anchors, of_anchors->ne[0], 1, n_blocks);
+    ggml_tensor * first = ggml_view_3d(g.ctx0, of_anchors, of_anchors->ne[0], 1, n_blocks, of_anchors->nb[1], of_anchors->nb[1], 0);
     if (rows == 2) {
         return first;
     }
@@ -182,10 +190,10 @@ ggml_tensor * dspine_graph::pair_scores(ggml_tensor * candidates, ggml_tensor * 
         return ggml_view_4d(ctx0, v, t->ne[0], 1, n_pos, n_blocks, v->nb[1], v->nb[1], v->nb[2], 0);
     };
     auto per_pair = [&](ggml_tensor * t) {
-        return ggml_reshape_4d(ctx0, t, t->ne[0], top_k, n_pos, n_blocks);
+        return ggml_view_4d(ctx0, t, t->ne[0], top_k, n_pos, n_blocks, t->nb[1], top_k * t->nb[1], n_pos * top_k * t->nb[1], 0);
     };
 
-    const messages sent = of_tokens(prev);
+    const messages sent = messages_of(prev);
     ggml_tensor * norm  = last_norm ? last_norm : row_norm(last_hidden);
     ggml_tensor * gate  = ggml_sigmoid(ctx0, ggml_add(ctx0, per_pair(sent.gate), per_position(last_receiver)));
     ggml_tensor * value = ggml_mul(ctx0, gate, per_pair(sent.value));
@@ -217,7 +225,7 @@ ggml_tensor * dspine_graph::fused_lattice(ggml_tensor * candidates, ggml_tensor 
     messages sent = {};
     if (scored > 2) {
         const int64_t n_pos = scored - 2;
-        sent = of_tokens(ggml_reshape_1d(g.ctx0, ggml_cont(g.ctx0, rows_view(candidates, 1, n_pos)),
+        sent = messages_of(ggml_reshape_1d(g.ctx0, ggml_cont(g.ctx0, rows_view(candidates, 1, n_pos)),
                 candidates->ne[0] * n_pos * n_blocks));
     }
     return if_fused(ggml_dspine_cache(g.ctx0, head, norm_weight, model.layers.back().write, last_hidden, last_gated,

@@ -26,14 +26,14 @@ public:
     void lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight);
 
 private:
-    // what W_m, W_p make of predecessors: both [message, n]
+    // what W_m, W_p make of predecessors: both [message, n], rows may be strided
     struct messages {
         ggml_tensor * value;
         ggml_tensor * gate;
     };
 
     messages      project_predecessor(ggml_tensor * x);
-    messages      of_tokens(ggml_tensor * ids); // [n]
+    messages      messages_of(ggml_tensor * ids); // [n]
     ggml_tensor * code(ggml_tensor * ids);
     ggml_tensor * feature(ggml_tensor * readout);
     ggml_tensor * row_norm(ggml_tensor * h);

@@ -30,6 +30,15 @@ void dspine_load_hparams(llama_model_loader & ml, const llama_hparams & hparams,
             " cannot hold K*(K+1) = " + std::to_string(top_k * (top_k + 1)) + " values for K = " + std::to_string(top_k));
 }
 
+// the loader refuses a file with tensors that nobody asked for, so both names are asked for
+static void load_table(llama_model_base & model, dspine_model & dst, int64_t n_vocab) {
+    const LLM_TN & tn = model.tn;
+    dst.codes  = model.create_tensor(tn(LLM_TENSOR_DSPINE_CODES,  "weight"), { dst.rank,        n_vocab }, llama_model_loader::TENSOR_NOT_REQUIRED);
+    dst.folded = model.create_tensor(tn(LLM_TENSOR_DSPINE_FOLDED, "weight"), { 2 * (int64_t) dst.message, n_vocab }, llama_model_loader::TENSOR_NOT_REQUIRED);
+    require(dst.codes || dst.folded, "missing tensor: transfer_codes.weight or transfer_folded.weight expected, neither found");
+    require(!dst.codes || !dst.folded, "transfer_codes.weight or transfer_folded.weight expected, both found");
+}
+
 void dspine_load_tensors(llama_model_base & model, dspine_model & dst) {
     if (!dst.enabled()) {
         return;
@@ -43,7 +52,7 @@ void dspine_load_tensors(llama_model_base & model, dspine_model & dst) {
     // ids travel as floats in the lattice
     require(n_vocab <= (1 << 24), "vocabulary of " + std::to_string(n_vocab) + " exceeds 2^24");
 
-    dst.codes      = model.create_tensor(tn(LLM_TENSOR_DSPINE_CODES,       "weight"), { rank, n_vocab }, 0);
+    load_table(model, dst, n_vocab);
     dst.w_message  = model.create_tensor(tn(LLM_TENSOR_DSPINE_MESSAGE,     "weight"), { rank, message }, 0);
     dst.w_receiver = model.create_tensor(tn(LLM_TENSOR_DSPINE_RECEIVER,    "weight"), { rank, message }, 0);
     dst.w_pred     = model.create_tensor(tn(LLM_TENSOR_DSPINE_PREDECESSOR, "weight"), { rank, message }, 0);
@@ -55,6 +64,7 @@ void dspine_load_tensors(llama_model_base & model, dspine_model & dst) {
         dst.layers[il].write   = model.create_tensor(tn(LLM_TENSOR_DSPINE_WRITE,   "weight", (int) il), { message, n_embd }, 0);
     }
 
-    LLAMA_LOG_INFO("%s: DSpine block = %u, top-k = %u, transfer rank = %u, message size = %u\n", __func__,
-            model.hparams.dflash_block_size, model.hparams.dflash_selector_top_k, dst.rank, dst.message);
+    LLAMA_LOG_INFO("%s: DSpine block = %u, top-k = %u, transfer rank = %u, message size = %u, %s\n", __func__,
+            model.hparams.dflash_block_size, model.hparams.dflash_selector_top_k, dst.rank, dst.message,
+            dst.folded ? "folded table" : "codes");
 }

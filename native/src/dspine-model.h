@@ -21,7 +21,9 @@ struct dspine_model {
     uint32_t rank    = 0; // R, width of a token code and of a feature
     uint32_t message = 0; // M, width of a message
 
+    // one of the two: the codes, or what the predecessor terms make of them
     ggml_tensor * codes       = nullptr; // C,   [rank, n_vocab], rows of unit length
+    ggml_tensor * folded      = nullptr; // [2*message, n_vocab], per token W_m sqrt(R) C[v], then W_p sqrt(R) C[v]
     ggml_tensor * w_message   = nullptr; // W_m, [rank, message]
     ggml_tensor * w_receiver  = nullptr; // W_r, [rank, message]
     ggml_tensor * w_pred      = nullptr; // W_p, [rank, message]
@@ -30,6 +32,9 @@ struct dspine_model {
     std::vector<dspine_layer> layers;
 
     bool enabled() const { return rank > 0; }
+
+    // the table with a row per token
+    const ggml_tensor * table() const { return folded ? folded : codes; }
 };
 
 // Reads dflash.transfer_rank and dflash.message_size; leaves `dst` empty when the file has neither.

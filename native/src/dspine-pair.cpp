@@ -100,7 +100,7 @@ static std::string check_head(const llama_model * model_tgt, const llama_model *
         return "the target architecture '" + model_tgt->arch_name() + "' has no token embeddings or no output projection to share";
     }
     ggml_tensor * head = model_dft->output ? model_dft->output : model_tgt->output;
-    const int64_t n_codes = model_dft->dspine.codes->ne[1];
+    const int64_t n_codes = model_dft->dspine.table()->ne[1];
     if (head->ne[1] != n_codes) {
         return "it has codes for " + std::to_string(n_codes) + " tokens, the target's head has " + std::to_string(head->ne[1]) + " rows";
     }

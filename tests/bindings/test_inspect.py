@@ -44,6 +44,7 @@ def test_a_drafter(cli: Cli, workshop: Workshop) -> None:
     assert facts["drafts_at_most"] == facts["block_size"] - 1
     assert facts["reads_layer_inputs"] == reader.fields["dflash.target_layers"].contents()
     assert facts["window"] is None
+    assert facts["table"] == "codes"
     assert document["file_bytes"] == draft.stat().st_size
     found = {t["name"]: (t["type"], t["bytes"]) for t in document["tensors"]}
     expected = {t.name: (t.tensor_type.name.lower(), int(t.n_bytes)) for t in reader.tensors}
@@ -55,6 +56,14 @@ def test_a_drafter(cli: Cli, workshop: Workshop) -> None:
     assert document["fingerprint"] == of_target["fingerprint"]
     assert of_target["kind"] == "target"
     assert of_target["dspine"] is None
+
+
+def test_a_folded_drafter(cli: Cli, workshop: Workshop) -> None:
+    _, draft = workshop.e2e("e2e_qwen3", "f32", fold=True)
+    document = json.loads(cli("inspect", draft, "--json")[1])
+    assert document["kind"] == "drafter"
+    assert document["dspine"]["table"] == "folded"
+    assert document["metadata"]["dspine.folded"] is True
 
 
 def test_text(cli: Cli, workshop: Workshop) -> None:

@@ -216,6 +216,16 @@ def test_the_injection(
     _compare(workshop.random(WIDE_INJECTION), request, root)
 
 
+@pytest.mark.parametrize(
+    ("slots", "depth", "ubatch"), [(1, 7, None), (1, 1, None), (1, 2, None), (3, 5, None)]
+)
+def test_a_folded_table(
+    slots: int, depth: int, ubatch: int | None, workshop: Workshop, root: Path
+) -> None:
+    request = replace(SMALL, n_ctx=4096, n_parallel=slots, n_draft=depth, n_ubatch_draft=ubatch)
+    _compare(workshop.random(WIDE_INJECTION, fold=True), request, root)
+
+
 @pytest.mark.parametrize("swa_full", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_drafter_with_a_window(

@@ -18,11 +18,15 @@ from support.golden import Case
 from support.targets import seeded
 
 
-def convert(source: Path, target: Path, out: Path, *types: str) -> dict[str, Path]:
+def convert(
+    source: Path, target: Path, out: Path, *types: str, fold: bool = False
+) -> dict[str, Path]:
     """Convert a checkpoint directory; returns the files by type ("f32", "bf16", ...)."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = tuple(OutputType(t) for t in types or ("f32",))
-    options = Options(source=str(source), target=str(target), types=wanted, directory=out)
+    options = Options(
+        source=str(source), target=str(target), types=wanted, directory=out, fold=fold
+    )
     paths = run(Options(**{**vars(options), "quiet": True, "force": True})).paths
     return dict(zip(types or ("f32",), paths, strict=True))
 

@@ -20,6 +20,7 @@ def rewrite(
     path: Path,
     values: Mapping[str, Typed | None] | None = None,
     change: Change | None = None,
+    added: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Copy a GGUF.
 
@@ -27,6 +28,7 @@ def rewrite(
         values: keys to set, or to leave out where the value is None.
         change: gets name, data and type of every tensor and returns what is stored instead, or
             None to leave the tensor out.
+        added: tensors that the source does not have.
     """
     reader = gguf.GGUFReader(source)
     changed = dict(values or {})
@@ -47,6 +49,8 @@ def rewrite(
             kept = change(tensor.name, tensor.data, tensor.tensor_type)
         if kept is not None:
             writer.add_tensor(tensor.name, kept[0], raw_dtype=kept[1])
+    for name, (data, kind) in (added or {}).items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

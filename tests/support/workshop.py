@@ -54,21 +54,24 @@ class Workshop:
         path = self.root / f"{name}-target.gguf"
         return write_random_target(path, arch, shape, case.embed, case.head, name)
 
-    def _unit(self, name: str, kind: str) -> tuple[Path, Path]:
+    def _unit(self, name: str, kind: str, *, fold: bool = False) -> tuple[Path, Path]:
         """Target and drafter of a unit case; `kind` is a type of dspine-convert."""
         target = self.unit_target(name)
         checkpoint = unit_checkpoint(load_case(name), self.root / name)
-        return target, convert(checkpoint, target, self.root, kind)[kind]
+        out = self.root / "folded" if fold else self.root
+        return target, convert(checkpoint, target, out, kind, fold=fold)[kind]
 
     def _e2e_target(self, name: str) -> Path:
         write = write_qwen3_target if name == "e2e_qwen3" else write_qwen35_target
         return write(GOLDEN / name / "target", self.root / f"{name}-target.gguf")
 
-    def _e2e(self, name: str, kind: str, draft: str = "draft") -> tuple[Path, Path]:
+    def _e2e(
+        self, name: str, kind: str, draft: str = "draft", *, fold: bool = False
+    ) -> tuple[Path, Path]:
         """Target and drafter of an end-to-end case."""
         target = self.e2e_target(name)
-        out = self.root / name
-        return target, convert(GOLDEN / name / draft, target, out, kind)[kind]
+        out = self.root / ("folded" if fold else "") / name
+        return target, convert(GOLDEN / name / draft, target, out, kind, fold=fold)[kind]
 
     def _random_target(self, arch: str, hidden: int, vocab: int, layers: int = 4) -> Path:
         path = self.root / f"{arch}-{hidden}-{vocab}-{layers}.gguf"
@@ -77,11 +80,14 @@ class Workshop:
             return write_mrope_target(path, shape)
         return write_random_target(path, arch, shape)
 
-    def _random(self, drafter: RandomDrafter, arch: str = "llama") -> tuple[Path, Path]:
+    def _random(
+        self, drafter: RandomDrafter, arch: str = "llama", *, fold: bool = False
+    ) -> tuple[Path, Path]:
         """Target of `arch` and a random drafter, both F32."""
         target = self.random_target(arch, drafter.hidden, drafter.vocab, drafter.target_layers)
         folder = drafter.write(self.root / f"random-{abs(hash((drafter, arch))):x}")
-        return target, convert(folder, target, folder)["f32"]
+        out = folder / "folded" if fold else folder
+        return target, convert(folder, target, out, fold=fold)["f32"]
 
     def _target_tensors(self, path: Path) -> dict[str, np.ndarray]:
         """Embeddings and head of an F32 target: [vocab, hidden]."""

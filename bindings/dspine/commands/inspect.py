@@ -101,6 +101,7 @@ def _dspine_facts(header: Header) -> dict[str, Any] | None:
         "top_k": shape.top_k,
         "transfer_rank": shape.rank,
         "message_size": shape.message,
+        "table": "folded" if shape.folded else "codes",
         "layers": len(shape.layers),
         "reads_layer_inputs": list(shape.taps),
         "window": shape.window or None,
