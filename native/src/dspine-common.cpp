@@ -1,4 +1,5 @@
 #include "dspine-common.h"
+#include "dspine-head-table.h"
 #include "dspine-pair.h"
 
 #include "common.h"
@@ -121,7 +122,9 @@ void dspine_resolve_params(common_params & params) {
         use_one_slot(params);
     }
     make_room_to_verify(params);
-    keep_head_rows(params.kv_overrides);
+    if (dspine_head_table_type() == GGML_TYPE_COUNT) {
+        keep_head_rows(params.kv_overrides);
+    }
 }
 
 void dspine_auto_slots(common_params & params) {

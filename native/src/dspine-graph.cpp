@@ -161,14 +161,16 @@ ggml_tensor * dspine_graph::inject(ggml_tensor * h, int il) {
         value    = message(recv, receiver, norm);
     }
 
+    g.cb(h, "dspine_pre_injection", il);
+    ggml_tensor * out = ggml_add(ctx0, h, g.build_lora_mm(model.layers[il].write, value));
     if (il == (int) model.layers.size() - 1) {
         last_hidden   = h;
         last_receiver = receiver;
         last_norm     = norm;
         last_gated    = gated;
+        last_message  = value;
+        last_written  = out;
     }
-    g.cb(h, "dspine_pre_injection", il);
-    ggml_tensor * out = ggml_add(ctx0, h, g.build_lora_mm(model.layers[il].write, value));
     g.cb(out, "dspine_post_injection", il);
     return out;
 }
@@ -246,7 +248,10 @@ ggml_tensor * dspine_graph::composed_lattice(ggml_tensor * candidates, ggml_tens
         ggml_tensor * first  = ggml_repeat_4d(ctx0, rows_view(own, 1, 1), top_k, top_k, n_blocks, 1);
         packed = ggml_concat(ctx0, packed, pack(ids, first, 1, 1), 1);
         if (scored > 2) {
-            ggml_tensor * scores = pair_scores(candidates, head, head_scale, norm_weight);
+            const auto table = model.head_tables.find(head);
+            ggml_tensor * scores = table != model.head_tables.end()
+                ? table_scores(*table->second, candidates, own, head_scale)
+                : pair_scores(candidates, head, head_scale, norm_weight);
             packed = ggml_concat(ctx0, packed, pack(ids, scores, 2, scored - 2), 1);
         }
     }
@@ -264,8 +269,9 @@ void dspine_graph::lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_te
     GGML_ASSERT(logits->ne[1] == g.n_tokens);
 
     ggml_tensor * candidates = ggml_top_k(g.ctx0, logits, g.hparams.dflash_selector_top_k);
-    // the fused cache knows no scale of the head
-    ggml_tensor * packed = head_scale ? nullptr : fused_lattice(candidates, head, norm_weight);
+    // the fused cache knows no scale of the head, and reads its rows
+    const bool composed = head_scale || model.head_tables.count(head);
+    ggml_tensor * packed = composed ? nullptr : fused_lattice(candidates, head, norm_weight);
     if (!packed) {
         packed = composed_lattice(candidates, head, head_scale, norm_weight);
     }

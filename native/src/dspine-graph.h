@@ -22,7 +22,7 @@ public:
 
     // Packs [K ids, K*K scores, 0...] per row into the nextn output, as DFlash2's lattice does, for the
     // walk in common/speculative.cpp. head: the output projection, [n_embd, n_vocab], whose rows can
-    // be gathered; head_scale: its scalar scale or nullptr. Does nothing when inert.
+    // be gathered unless it has a head table; head_scale: its scalar scale or nullptr. Does nothing when inert.
     void lattice(ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight);
 
 private:
@@ -45,6 +45,7 @@ private:
     ggml_tensor * shift(ggml_tensor * of_rows, ggml_tensor * of_anchors);
     ggml_tensor * rows_view(ggml_tensor * t, int64_t first, int64_t count);
     ggml_tensor * pair_scores(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * head_scale, ggml_tensor * norm_weight);
+    ggml_tensor * table_scores(const dspine_head_table & table, ggml_tensor * candidates, ggml_tensor * logits, ggml_tensor * head_scale);
     ggml_tensor * pack(ggml_tensor * ids, ggml_tensor * scores, int64_t first, int64_t count);
 
     llm_graph_context  & g;
@@ -60,4 +61,6 @@ private:
     ggml_tensor * last_receiver = nullptr; // their W_r * feature + b
     ggml_tensor * last_norm     = nullptr; // their ||h|| / sqrt(n_embd), [1, n_tokens]; nullptr after a fused gate
     ggml_tensor * last_gated    = nullptr; // their fused gate, or nullptr
+    ggml_tensor * last_message  = nullptr; // what is written into them, [message, n_tokens]
+    ggml_tensor * last_written  = nullptr; // the rows after it
 };

@@ -5,8 +5,11 @@
 #include "llama.h"
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <vector>
 
+struct dspine_head_table;
 struct ggml_tensor;
 struct llama_model_loader;
 struct llama_model_base;
@@ -30,6 +33,9 @@ struct dspine_model {
     ggml_tensor * bias        = nullptr; // b,   [message]
 
     std::vector<dspine_layer> layers;
+
+    // by output projection; made when a pair is checked, see dspine-head-table.h
+    mutable std::map<const ggml_tensor *, std::shared_ptr<const dspine_head_table>> head_tables;
 
     bool enabled() const { return rank > 0; }
 

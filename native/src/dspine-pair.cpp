@@ -1,11 +1,14 @@
 #include "dspine-pair.h"
+#include "dspine-head-table.h"
 
 #include "ggml-cpp.h"
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 
+#include <cmath>
 #include <cstdio>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -95,7 +98,16 @@ static bool rows_can_be_gathered(ggml_tensor * head) {
     return dev && ggml_backend_dev_supports_op(dev, op);
 }
 
-static std::string check_head(const llama_model * model_tgt, const llama_model * model_dft) {
+static std::string unreadable_head(const llama_model * model_dft, const ggml_tensor * head) {
+    char mib[32];
+    snprintf(mib, sizeof(mib), "%.0f", std::ceil(dspine_head_table_bytes(*model_dft, head, GGML_TYPE_F16) / 1048576.0));
+    return std::string("rows of the target's head (") + ggml_type_name(head->type) + " in a " +
+        ggml_backend_buffer_name(head->buffer) + " buffer) cannot be read; set DSPINE_HEAD_TABLE=f16 to do without (" + mib +
+        " MiB), or load the target with --no-repack, or with -sm layer on several GPUs";
+}
+
+static std::string check_head(llama_context * ctx_tgt, const llama_model * model_dft) {
+    const llama_model * model_tgt = llama_get_model(ctx_tgt);
     if (!model_tgt->tok_embd || !model_tgt->output) {
         return "the target architecture '" + model_tgt->arch_name() + "' has no token embeddings or no output projection to share";
     }
@@ -104,11 +116,13 @@ static std::string check_head(const llama_model * model_tgt, const llama_model *
     if (head->ne[1] != n_codes) {
         return "it has codes for " + std::to_string(n_codes) + " tokens, the target's head has " + std::to_string(head->ne[1]) + " rows";
     }
-    if (head->buffer && !rows_can_be_gathered(head)) {
-        return std::string("rows of the target's head (") + ggml_type_name(head->type) + " in a " +
-            ggml_backend_buffer_name(head->buffer) + " buffer) cannot be read; load the target with --no-repack, or with -sm layer on several GPUs";
+    const ggml_type type = dspine_head_table_type();
+    model_dft->dspine.head_tables.erase(head); // of an earlier target at the same place
+    if (head->buffer && type != GGML_TYPE_COUNT) {
+        model_dft->dspine.head_tables[head] = dspine_make_head_table(*model_dft, head, type, llama_n_threads_batch(ctx_tgt));
+        return "";
     }
-    return "";
+    return head->buffer && !rows_can_be_gathered(head) ? unreadable_head(model_dft, head) : "";
 }
 
 static std::string find_misfit(llama_context * ctx_tgt, const llama_model * model_dft) {
@@ -120,7 +134,14 @@ static std::string find_misfit(llama_context * ctx_tgt, const llama_model * mode
     if (why.empty()) {
         why = dspine_check_taps(ctx_tgt, model_dft->target_layer_ids);
     }
-    return why.empty() ? check_head(model_tgt, model_dft) : why;
+    if (!why.empty()) {
+        return why;
+    }
+    try {
+        return check_head(ctx_tgt, model_dft);
+    } catch (const std::exception & e) {
+        return e.what();
+    }
 }
 
 static thread_local std::string last_misfit;
