@@ -28,7 +28,7 @@ EMULATION = Path(__file__).resolve().parent / "cuda_emulation"
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 AMPERE, TURING = 860, 750  # with tensor cores for every 16-bit type, and without
-ORDERS = (0, 1, 7)  # of threads and blocks: ascending, descending, shuffled
+ORDERS = (0, 7)  # of threads and blocks: ascending, shuffled
 EPS = 1e-6
 
 # Largest error as a share of the largest value. F32 differs from numpy's float64 by its rounding.
