@@ -3,17 +3,19 @@
 # without a network, from this tree and a build that is carried there.
 #
 #   bench/gpu.sh pack [DIR]   here: programs, libraries, Python packages and the golden pair into
-#                             DIR (gpu-build), at most 64 MiB. It takes what `build` holds: for a
-#                             GPU, first DSPINE_CUDA=1 make setup, with CMAKE_ARGS naming the one
-#                             card (-DCMAKE_CUDA_ARCHITECTURES=90-real). cuBLAS is not carried: it is
-#                             looked for there, in the system, a toolkit or Python's packages
+#                             DIR (gpu-build), at most 64 MiB. With nvcc also a program of our
+#                             kernels alone, for the card ARCH. The rest is what `build` holds: for
+#                             more than that program, first DSPINE_CUDA=1 make setup, with CMAKE_ARGS
+#                             naming the one card (-DCMAKE_CUDA_ARCHITECTURES=90-real). cuBLAS is not
+#                             carried: it is looked for in the system, a toolkit, Python's packages
 #   bench/gpu.sh run [DIR]    there: measure; results go to $OUT (gpu-out), in under 8 minutes
 #   bench/gpu.sh dry [DIR]    anywhere: the same on the CPU with the smallest sizes, in about a minute
 #
-# Results: ops.json (test-ops plain and, where it is installed, under compute-sanitizer), tasks.json,
+# Results: ops.json (our kernels alone against numpy, plain and from a CUDA graph; test-ops, the same
+# operations inside llama.cpp; both also under compute-sanitizer, where it is installed), tasks.json,
 # draft-SHAPE.json, and draft-SHAPE-composed.json of the first shape without the fused operations.
 #
-# Settings: PYTHON (python3), GPU_PYTHON (3.12: the version there, for pack), TARGET and DRAFT (a
+# Settings: PYTHON (python3), GPU_PYTHON and ARCH (3.12 and 90: what is there, for pack), TARGET and DRAFT (a
 # pair for `tasks` instead of the golden one), SHAPES ("small medium 27b"), LIMIT (460 seconds).
 # Every part is independent: one that fails or runs out of time leaves the others' results, and
 # the exit code is 1.
@@ -22,11 +24,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 PYTHON=${PYTHON:-python3}
 GPU_PYTHON=${GPU_PYTHON:-3.12}
+ARCH=${ARCH:-90}
 LIMIT=${LIMIT:-460}
 MAX_MIB=64
 PROGRAMS="llama-server test-ops"
 # what the measured commands import, without what they do not (matplotlib, hub clients)
-PACKAGES="numpy gguf pydantic typer rich httpx huggingface_hub safetensors jinja2 diskcache"
+PACKAGES="pytest pytest-timeout hypothesis numpy gguf pydantic typer rich httpx huggingface_hub safetensors jinja2 diskcache"
 
 fail() { echo "gpu.sh: $*" >&2; exit 1; }
 
@@ -37,8 +40,9 @@ pack() {
     for name in $PROGRAMS; do
         [ -x "build/bin/$name" ] || fail "build/bin/$name is missing: make setup"
     done
-    [ -e build/bin/libggml-cuda.so ] || echo "gpu.sh: build has no CUDA backend: only dry will run" >&2
+    [ -e build/bin/libggml-cuda.so ] || echo "gpu.sh: build has no CUDA backend: no workload will run" >&2
     rm -rf "$dir" && mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
+    "$venv" scripts/check_cuda.py --program "$dir/bin/dspine-kernels" --arch "$ARCH" || exit 1
     for name in $PROGRAMS; do cp -L "build/bin/$name" "$dir/bin/" || exit 1; done
     cp -P build/bin/*.so* "$dir/bin/" || exit 1
     find "$dir/bin" -type f -exec strip --strip-unneeded {} + 2>/dev/null
@@ -137,8 +141,34 @@ ops() {
     "$PYTHON" -m dspine_bench.op_tests "$OUT/ops.json" "$name" "$code" "$seconds" "$log" "$@" || failed=1
 }
 
+# kernels NAME SECONDS TESTS [PREFIX...]: tests/native of the program of our kernels, added to ops.json
+kernels() {
+    local name=$1 most=$2 tests=$3
+    shift 3
+    CI=true DSPINE_KERNELS="$* $place/bin/dspine-kernels" ops "$name" "$most" "$PYTHON" -m pytest -q \
+        -p no:cacheprovider -k "$tests" tests/native/test_cuda_emulation.py
+}
+
+on_gpu() {
+    local tool
+    local -a tools=()
+    command -v compute-sanitizer >/dev/null && tools=(memcheck racecheck)
+    if [ -x "$place/bin/dspine-kernels" ]; then
+        kernels kernels 60 ""
+        for tool in ${tools[@]+"${tools[@]}"}; do
+            kernels "kernels-$tool" 60 "several or odd" compute-sanitizer --tool "$tool" --error-exitcode 9
+        done
+    fi
+    grep -qE '^ +[A-Za-z]+[0-9]+: ' <<<"$devices" \
+        || fail "llama.cpp finds no GPU here; bench/gpu.sh dry tries the script on a CPU"
+    ops plain 60 "$DSPINE_BIN_DIR/test-ops"
+    for tool in ${tools[@]+"${tools[@]}"}; do
+        ops "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$DSPINE_BIN_DIR/test-ops" --random 6 1
+    done
+}
+
 measure() {
-    local dry=$1 shape tool
+    local dry=$1 shape
     OUT=${OUT:-gpu-out}
     mkdir -p "$OUT" || exit 1
     failed=0
@@ -146,9 +176,6 @@ measure() {
     devices=$("$DSPINE_BIN_DIR/llama-server" --list-devices 2>&1) || fail "llama-server does not run: $devices"
     echo "$devices"
     nvidia-smi 2>/dev/null || true
-    if [ "$dry" = 0 ] && ! grep -qE '^ +[A-Za-z]+[0-9]+: ' <<<"$devices"; then
-        fail "llama.cpp finds no GPU here; bench/gpu.sh dry tries the script on a CPU"
-    fi
     local target=${TARGET:-$place/models/target.gguf} draft=${DRAFT:-$place/models/draft.gguf}
     local -a prompts=() size=(--repeats 5)
     # one CPU thread for the tiny golden pair: more would only wait for each other
@@ -158,15 +185,10 @@ measure() {
     # the shortest first, so that something is there if the time runs out
     rm -f "$OUT/ops.json"
     if [ "$dry" = 0 ]; then
-        ops plain 60 "$DSPINE_BIN_DIR/test-ops"
+        on_gpu
     else
         ops plain-cpu 60 "$DSPINE_BIN_DIR/test-ops" --random 8 1
     fi
-    for tool in memcheck racecheck; do
-        [ "$dry" = 0 ] || continue
-        command -v compute-sanitizer >/dev/null || { echo "gpu.sh: $tool: no compute-sanitizer here"; continue; }
-        ops "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$DSPINE_BIN_DIR/test-ops" --random 6 1
-    done
     part tasks 90 tasks -m "$target" -md "$draft" "${prompts[@]}" -n 64 "${size[@]}"
     local first=1
     for shape in ${SHAPES:-small medium 27b}; do

@@ -1,11 +1,14 @@
 """Compile native/cuda for four GPU generations, warnings as errors, and count what kernels use.
 
     check_cuda.py [--llama-cpp DIR] [--write]
+    check_cuda.py [--llama-cpp DIR] --program FILE --arch 90 --library DIR
 
 Registers, shared memory, stack and spills of each kernel are compared with
 bench/results/cuda_resources.json; more registers, stack or spills than recorded are an error.
 `--write` records them anew. Nothing is run: it takes nvcc, no GPU, and passes without nvcc, saying
 so. The headers of cuBLAS, which upstream's own include, come from the toolkit or its package.
+The second form links the kernels, for one architecture, into the program that runs single
+operations on a GPU (tests/native/cuda_emulation); it needs libggml-base in DIR.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ CUBLAS_SERIES = "13.0"
 # Upstream's own flags for its backend, then ours.
 FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-extended-lambda", "-DGGML_CUDA_USE_GRAPHS")
 WARNINGS = "-Wall,-Wextra,-Wcast-qual,-Wextra-semi,-Wmissing-declarations"
-STRICT = ("-Werror", "all-warnings", "-Xcompiler", WARNINGS, "-Xptxas", "-v")
+STRICT = ("-Werror", "all-warnings", "-Xcompiler", WARNINGS)
 LIMITED = ("registers", "stack", "spill_stores", "spill_loads")
 
 Resources = dict[str, dict[str, dict[str, int]]]  # kernel -> architecture -> count
@@ -113,17 +116,45 @@ def unpack_headers(wheel: Path, place: Path) -> None:
         raise CheckError(f"{wheel.name} has no cublas_v2.h")
 
 
-def compile_command(nvcc: Path, cublas: Path, upstream: Path, source: Path, out: Path) -> list[str]:
-    """One call for all architectures; warnings in headers that are not ours do not count."""
+def base_command(nvcc: Path, cublas: Path, upstream: Path, architectures: list[str]) -> list[str]:
+    """The compiler with its flags; what is included from elsewhere counts as system headers."""
     ggml = upstream / "ggml"
-    command = [str(nvcc), *FLAGS, "-DDSPINE_CUDA_KERNELS", *STRICT]
-    for name in ARCHITECTURES.values():
+    command = [str(nvcc), *FLAGS, "-DDSPINE_CUDA_KERNELS"]
+    for name in architectures:
         command += ["-gencode", f"arch=compute_{name},code=sm_{name}"]
     for folder in (cublas, toolkit_headers(nvcc), ggml / "include", ggml / "src"):
         command += ["-isystem", str(folder)]
     for folder in (ROOT / "native" / "cuda", ROOT / "native" / "src"):
         command += ["-I", str(folder)]
-    return [*command, "-c", str(source), "-o", str(out)]
+    return command
+
+
+def compile_command(nvcc: Path, cublas: Path, upstream: Path, source: Path, out: Path) -> list[str]:
+    """One call for all architectures, which also prints what kernels use."""
+    command = base_command(nvcc, cublas, upstream, list(ARCHITECTURES.values()))
+    return [*command, *STRICT, "-Xptxas", "-v", "-c", str(source), "-o", str(out)]
+
+
+def build_program(upstream: Path, library: Path, arch: str, out: Path) -> None:
+    """Link the kernels, upstream's gather of rows and emulate.cpp into a program for one GPU."""
+    nvcc = find_nvcc()
+    tests = ROOT / "tests" / "native" / "cuda_emulation"
+    name = ARCHITECTURES.get(arch, arch)
+    command = base_command(nvcc, cublas_headers(nvcc), upstream, [name])
+    sources = [
+        tests / "emulate.cpp",
+        tests / "on_gpu.cu",
+        ROOT / "native" / "cuda" / "dspine-cuda.cu",
+    ]
+    sources.append(upstream / "ggml" / "src" / "ggml-cuda" / "getrows.cu")
+    command += [str(source) for source in sources]
+    # on the other machine the library lies beside the program
+    command += ["-L", str(library), "-lggml-base", "-Xlinker", "-rpath=$ORIGIN", "-o", str(out)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise CheckError(f"{out.name} cannot be built:\n{done.stdout}")
 
 
 def demangle(names: list[str]) -> dict[str, str]:
@@ -243,8 +274,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--llama-cpp", type=Path, default=ROOT / "build" / "llama.cpp")
     parser.add_argument("--write", action="store_true", help="record what is found")
+    parser.add_argument("--program", type=Path, help="build the program for a GPU")
+    parser.add_argument("--arch", default="90", help="its compute capability, such as 86")
+    parser.add_argument("--library", type=Path, default=ROOT / "build" / "bin")
     args = parser.parse_args(argv)
     try:
+        if args.program:
+            build_program(args.llama_cpp.resolve(), args.library, args.arch, args.program)
+            return 0
         sys.stdout.write(f"{check(args.llama_cpp.resolve(), args.write)}\n")
     except CannotCheckError as exc:
         sys.stdout.write(f"check_cuda: skipped: {exc}\n")

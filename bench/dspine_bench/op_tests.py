@@ -1,6 +1,7 @@
-"""Adds one run of test-ops to a JSON file: `op_tests OUT NAME CODE SECONDS LOG COMMAND...`.
+"""Adds a run of test-ops, or of pytest, to a file: `op_tests OUT NAME CODE SECONDS LOG COMMAND...`.
 
-Exit code 1 where no device but the CPU computed a case, unless NAME ends with "-cpu".
+Exit code 1 where test-ops computed nothing but on the CPU, unless NAME ends with "-cpu", and where
+pytest passed nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ KEPT_LINES = 40
 
 # What test-ops prints of each device at its end.
 SUMMARY = re.compile(r"(\S+): (\d+) of (\d+) cases equal, (\d+) not supported")
+# What pytest prints in its last line.
+PASSED = re.compile(r"\b(\d+) passed\b.* in ")
 
 
 def read_run(name: str, code: int, seconds: int, log: str, command: list[str]) -> dict[str, Any]:
     """One run as it is recorded: devices by name, and the last lines of its output."""
     lines = log.splitlines()
     counts = [found for line in lines if (found := SUMMARY.fullmatch(line))]
+    passed = [int(found[1]) for line in lines if (found := PASSED.search(line))]
     return {
         "name": name,
         # of files the names only: folders are those of one machine
@@ -31,6 +35,7 @@ def read_run(name: str, code: int, seconds: int, log: str, command: list[str]) -
         "devices": {
             c[1]: {"equal": int(c[2]), "cases": int(c[3]), "unsupported": int(c[4])} for c in counts
         },
+        "tests_passed": sum(passed),
         "output": lines[-KEPT_LINES:],
     }
 
@@ -47,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     text = Path(log).read_text(encoding="utf-8", errors="replace")
     run = read_run(name, int(code), int(seconds), text, command)
     append(Path(out), run)
-    if name.endswith("-cpu") or any(d["equal"] for n, d in run["devices"].items() if n != "CPU"):
+    computed = any(d["equal"] for n, d in run["devices"].items() if n != "CPU")
+    if name.endswith("-cpu") or computed or run["tests_passed"]:
         return 0
     sys.stderr.write(f"{name}: no device but the CPU computed anything\n")
     return 1

@@ -32,5 +32,8 @@ def test_a_gpu_that_computes_nothing_is_an_error(
     log.write_text(CPU + "CUDA0: 0 of 60 cases equal, 60 not supported\n")
     assert main([str(tmp_path / "a.json"), "plain", "0", "7", str(log), "test-ops"]) == 1
     assert "plain: no device but the CPU" in capsys.readouterr().err
+    log.write_text("== 1 failed, 40 passed, 2 warnings in 5.10s ==\n")
+    assert main([str(tmp_path / "c.json"), "kernels", "1", "7", str(log), "python"]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["runs"][0]["tests_passed"] == 40
     log.write_text(CPU)
     assert main([str(tmp_path / "b.json"), "plain-cpu", "0", "7", str(log), "test-ops"]) == 0

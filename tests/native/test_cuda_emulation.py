@@ -7,6 +7,8 @@ address sanitizer, where there is one). It proves nothing about a GPU's own arit
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -59,8 +61,11 @@ def compiles(compiler: str, flags: list[str], folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The emulator, compiled."""
+def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The emulator, compiled; or what DSPINE_KERNELS names instead, a program for a GPU."""
+    given = os.environ.get("DSPINE_KERNELS")
+    if given:
+        return shlex.split(given)
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -69,7 +74,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("emulation")
     found = folder / "emulate"
     library = directory("lib")
-    includes = (EMULATION, ROOT / "native/cuda", ROOT / "native/src")
+    includes = (EMULATION / "stand_in", ROOT / "native/cuda", ROOT / "native/src")
     includes += (UPSTREAM / "ggml/include", UPSTREAM / "ggml/src")
     command = [compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
     # pragmas for nvcc; upstream's header of static helpers
@@ -77,15 +82,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += SANITIZERS if compiles(compiler, SANITIZERS, folder) else []
     command += [f"-I{path}" for path in includes]
     command += ["-x", "c++", str(ROOT / "native/cuda/dspine-cuda.cu")]
-    command += [str(EMULATION / "emulate.cpp"), "-x", "none", "-o", str(found)]
+    command += [str(EMULATION / "emulate.cpp"), str(EMULATION / "on_cpu.cpp")]
+    command += ["-x", "none", "-o", str(found)]
     command += [f"-L{library}", f"-Wl,-rpath,{library}", "-lggml-base"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return found
+    return [str(found)]
 
 
 @pytest.fixture(scope="module")
-def run(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """run(op, arrays, order, capability, **keys): what the kernels write."""
     folder = tmp_path_factory.mktemp("arrays")
 
@@ -94,7 +100,7 @@ def run(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
             suffix = "i32" if values.dtype == np.int32 else "f32"
             values.tofile(folder / f"{name}.{suffix}")
         pairs = [f"{key}={value}" for key, value in keys.items()]
-        command = [str(program), str(folder), op, str(order), str(capability), *pairs]
+        command = [*program, str(folder), op, str(order), str(capability), *pairs]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == REFUSED:
             raise NotSupportedError

@@ -1,18 +1,24 @@
-// emulate FOLDER OP ORDER CC key=value...: compute one operation of native/cuda on the CPU.
+// emulate FOLDER OP ORDER CC key=value...: compute one operation of native/cuda, on what compute() is linked in.
 //
 // Exit code 4 where the kernels refuse the operation.
 //
 // Reads FOLDER/NAME.f32 (weights and activations) and candidates.i32, writes FOLDER/out.f32. Keys are the sizes, and the
 // types `bridge` and `head`, as ggml names them. Weights are converted, so values should be ones that the types hold.
-#include "ggml-cuda/common.cuh"
+#include "compute.h"
 
 #include "dspine-cuda.cuh"
 #include "dspine-ops.h"
 #include "ggml-backend-impl.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -124,8 +130,6 @@ int main(int argc, char ** argv) {
         return 2;
     }
     folder = argv[1];
-    emulation::order = std::atoi(argv[3]);
-    ggml_cuda_info().devices[0].cc = std::atoi(argv[4]);
     for (int i = 5; i < argc; ++i) {
         const std::string pair = argv[i];
         keys[pair.substr(0, pair.find('='))] = pair.substr(pair.find('=') + 1);
@@ -140,8 +144,7 @@ int main(int argc, char ** argv) {
         std::fprintf(stderr, "emulate: not supported\n");
         return 4;
     }
-    ggml_backend_cuda_context device;
-    dspine_cuda_compute(device, out);
+    compute(out, std::atoi(argv[3]), std::atoi(argv[4]));
     std::ofstream(folder + "/out.f32", std::ios::binary).write((const char *) out->data, ggml_nbytes(out));
     return 0;
 }
