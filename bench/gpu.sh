@@ -154,9 +154,9 @@ on_gpu() {
     local -a tools=()
     command -v compute-sanitizer >/dev/null && tools=(memcheck racecheck)
     if [ -x "$place/bin/dspine-kernels" ]; then
-        kernels kernels 60 ""
+        kernels kernels 120 ""
         for tool in ${tools[@]+"${tools[@]}"}; do
-            kernels "kernels-$tool" 60 "several or odd" compute-sanitizer --tool "$tool" --error-exitcode 9
+            kernels "kernels-$tool" 90 "several or sizes" compute-sanitizer --tool "$tool" --error-exitcode 9
         done
     fi
     grep -qE '^ +[A-Za-z]+[0-9]+: ' <<<"$devices" \
