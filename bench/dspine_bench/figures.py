@@ -112,6 +112,7 @@ def task_table(result: Result) -> list[str]:
     models = ", ".join(f"{m['role']} {m['name']}" for m in result["models"])
     kinds = ", ".join(sorted({m["cache_type"] for m in result["modes"]}))
     commit = (result["provenance"]["commit"] or "unknown")[:9]
+    commit += " with changes" if result["provenance"]["dirty"] else ""
     lines = [
         f"Speed against plain decoding on a small real pair ({models}; KV {kinds}, greedy, "
         f"{result['config']['max_tokens']} tokens, {_repeats(result)}; "
@@ -152,9 +153,8 @@ def sweep_line(result: Result) -> str:
 
 def types_line(result: Result) -> str:
     """The drafter's file types, in one sentence."""
-    types = {model["name"]: model["type"].upper() for model in result["models"]}
-    # the commonest type of a Q4_K_M file is Q4_K
-    found = _of_all_tasks(result, lambda mode: types[mode["drafter"]])
+    # NAME-TYPE.gguf; the largest tensors of a small Q4_K_M file are of another type
+    found = _of_all_tasks(result, lambda mode: Path(mode["drafter"]).stem.rpartition("-")[2])
     return f"By type of the drafter, over the same prompts{_drafts(result)}: {found}."
 
 
@@ -185,8 +185,8 @@ def replay_line(result: Result) -> str:
     requests = result["replays"][0]["requests"]
     at_once = result["config"]["parallel"]
     return (
-        f"Agent conversations, {at_once} at a time, {requests} requests: all tokens over the wall "
-        f"time {_ratio(row, result)}; time of single requests "
+        f"Agent conversations, {at_once} at a time, {requests} requests{_drafts(result)}: all "
+        f"tokens over the wall time {_ratio(row, result)}; time of single requests "
         f"{_ratio(row, result, 'request_ratio')}; {_length(row)} tokens a round."
     )
 

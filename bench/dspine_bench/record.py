@@ -121,6 +121,10 @@ def _depth(pair: Pair) -> Report:
     return run_depth(pair.flags(DEMO_TOKENS), depths)
 
 
+def _replay(pair: Pair) -> Report:
+    return run_replay(replace(pair.flags(DEMO_REPLAY_TOKENS), sweep=DEMO_FEW_DRAFTS))
+
+
 def _draft(pair: Pair) -> Report:
     return make(repeats=pair.repeats, quick=pair.quick, quiet=pair.quiet)
 
@@ -170,20 +174,19 @@ class Part:
 
 # The most important first: a run that is ended early has those.
 PARTS = (
-    Part("tasks", "prompts by kind", 280, 90, lambda p: run_tasks(p.flags(DEMO_TOKENS))),
+    Part("tasks", "prompts by kind", 320, 110, lambda p: run_tasks(p.flags(DEMO_TOKENS))),
     Part("sweep", f"tasks by {DEMO_SWEEP}",
-         150, 150, lambda p: run_tasks(replace(p.few, sweep=DEMO_SWEEP))),
-    Part("depth", "by length of the context", 210, 60, _depth),
-    Part("replay", "agents' conversations, 8 at a time",
-         260, 130, lambda p: run_replay(p.flags(DEMO_REPLAY_TOKENS))),
-    Part("draft", "one round by part, beside the peers", 120, 30, _draft),
+         160, 160, lambda p: run_tasks(replace(p.few, sweep=DEMO_SWEEP))),
+    Part("depth", "by length of the context", 210, 80, _depth),
+    Part("replay", "agents' conversations, 8 at a time", 270, 100, _replay),
+    Part("draft", "one round by part, beside the peers", 150, 40, _draft),
     Part("types", "tasks by type of the drafter",
-         80, 80, lambda p: run_tasks(replace(p.few, drafters=p.drafters))),
+         85, 85, lambda p: run_tasks(replace(p.few, drafters=p.drafters))),
     Part("kv", "tasks by type of the caches",
-         70, 70, lambda p: run_tasks(replace(p.few, caches=DEMO_CACHES))),
+         80, 80, lambda p: run_tasks(replace(p.few, caches=DEMO_CACHES))),
     Part("temperature", "tasks, greedy and sampled",
          70, 70, lambda p: run_tasks(replace(p.few, temperatures=DEMO_TEMPERATURES))),
-    Part("engine", "the library's loop against llama-server's", 90, 90, _engine),
+    Part("engine", "the library's loop against llama-server's", 110, 110, _engine),
     Part("convert", "the converter against llama.cpp's route, 27B shape", 300, 300, _convert),
 )  # fmt: skip
 

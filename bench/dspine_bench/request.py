@@ -31,7 +31,7 @@ from dspine_bench.schema import (
 from dspine_bench.summary import summarize
 from dspine_bench.terminal import counted
 
-QUICK_TOKENS = {"tasks": 64, "depth": 48, "replay": 32}
+QUICK_TOKENS = {"tasks": 48, "depth": 32, "replay": 24}
 TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
 DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
 PROMPT_ROOM = 3072  # of the context beside what is generated

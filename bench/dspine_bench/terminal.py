@@ -23,7 +23,7 @@ from dspine_bench.schema import (
 if TYPE_CHECKING:
     from dspine_bench.record import Step
 
-WIDE = 110  # columns of a table that is piped into a file
+WIDE = 150  # columns of a table that is piped into a file
 
 
 def console() -> Console:

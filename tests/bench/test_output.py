@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from dspine_bench import figures, page, plots, published
 from dspine_bench.cli import main
-from dspine_bench.compare import conditions
+from dspine_bench.compare import Difference, compare, conditions
 from dspine_bench.draft import summarize as summarize_draft
+from dspine_bench.draft import summary_of
 from dspine_bench.errors import BenchError
 from dspine_bench.peers import FAMILIES
 from dspine_bench.schema import (
@@ -28,6 +29,7 @@ from dspine_bench.schema import (
     load,
     save,
 )
+from dspine_bench.summary import summarize
 from support.bench import DRAFT, PLAIN, report_of, sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +172,14 @@ def test_page_is_self_contained(report: ServerReport, draft: DraftReport, tmp_pa
         assert used in ids
 
 
+def test_figures_take_the_pages_colours(report: ServerReport) -> None:
+    for plot in plots.plots([report, replayed(report)]):
+        assert "currentColor" in plot.svg and "#000000" not in plot.svg
+        assert "fill: #ffffff" not in plot.svg
+    names = [plot.name for plot in plots.plots([replayed(report)])]
+    assert names == ["replay"]
+
+
 def test_page_escapes(report: ServerReport) -> None:
     name = "<b>&.gguf"
     modes = [m.model_copy(update={"name": name}) if m.drafter else m for m in report.modes]
@@ -243,16 +253,81 @@ def test_readme_figures(report: ServerReport, tmp_path: Path) -> None:
     figures.main(check=True, readme=readme, results=tmp_path)
 
 
+def replayed(report: ServerReport) -> ServerReport:
+    """The same as a replay; chat-1 changes between repeats."""
+    samples = [
+        s.model_copy(update={"category": "replay", "first_token_ms": 9.0})
+        if s.prompt != "chat-1"
+        else s.model_copy(update={"category": "replay", "digest": f"{s.repeat}"})
+        for s in report.samples
+    ]
+    replays = [
+        Replay(mode=mode, repeat=r, requests=3, tokens=300, wall_ms=900.0)
+        for r in range(5)
+        for mode in ("plain", "draft")
+    ]
+    summary = summarize((PLAIN, DRAFT), samples, replays)
+    return report_of(samples, workload="replay", replays=replays, summary=summary)
+
+
+def typed(report: ServerReport) -> ServerReport:
+    """The same with a drafter whose file is named by its type."""
+    modes = (PLAIN, DRAFT.model_copy(update={"drafter": "a-b-Q4_K_M.gguf"}))
+    return report_of(report.samples, modes)
+
+
+def test_readme_figures_of_a_replay(report: ServerReport, tmp_path: Path) -> None:
+    for name in ("golden_pair.json", "convert.json"):
+        shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
+    save(replayed(report), tmp_path / "replay.json")
+    text = " ".join(figures.render(tmp_path).split())
+    assert "3 requests, 7 drafts a round: all tokens over the wall time not reported" in text
+    assert "time of single requests 1.98 (1.98-1.99) over 2 of 3 prompts; 2.54 tokens" in text
+
+
+def test_readme_figures_of_two_runs(report: ServerReport, tmp_path: Path) -> None:
+    for name in ("golden_pair.json", "convert.json"):
+        shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
+    save(report, tmp_path / "tasks.json")
+    save(slower(report, 1.05), tmp_path / "again" / "tasks.json")
+    save(report, tmp_path / "again" / "alone.json")
+    text = figures.render(tmp_path)
+    assert "- Measured twice (tasks): 6 ratios, the largest change is 4.8 %." in text
+
+
+def test_ratios_do_not_follow_the_machine(draft: DraftReport) -> None:
+    """Everything takes twice as long: the times change, the ratios do not."""
+    samples = [s.model_copy(update={"ms": 2 * s.ms}) for s in draft.samples]
+    busy = draft.model_copy(update={"samples": samples})
+    busy = busy.model_copy(update={"summary": summary_of(busy)})
+    changes = [d.change for d in compare(draft, busy)]
+    assert max(abs(change) for change in changes if change is not None) == pytest.approx(1.0)
+    ratios = compare(draft, busy, ratios=True)
+    assert all(d.change == pytest.approx(0.0) for d in ratios)
+    assert {"small, dspine / dflash, draft", "small, verify, 16 rows / 1 row"} <= {
+        d.what for d in ratios
+    }
+
+
+@pytest.mark.parametrize(("pair", "worse"), [((1.0, None), True), ((None, 1.0), False)])
+def test_what_only_one_run_reports(pair: tuple[float | None, float | None], worse: bool) -> None:
+    found = Difference("a", *pair, 1)
+    assert found.worse(0.1, either_way=False) is worse and found.worse(0.1, either_way=True)
+
+
 def test_readme_figures_of_every_result(
     report: ServerReport, draft: DraftReport, tmp_path: Path
 ) -> None:
     for name in ("golden_pair.json", "convert.json"):
         shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
     save(report, tmp_path / "tasks.json")
-    save(report, tmp_path / "sweep.json")
+    for name in ("sweep", "types", "kv", "temperature"):
+        save(typed(report), tmp_path / f"{name}.json")
     save(draft, tmp_path / "draft.json")
     text = figures.render(tmp_path)
     assert "- By draft depth" in text and "7: 2.00" in text
+    assert "prompts, 7 drafts a round: Q4_K_M: 2.00 (1.99-2.00), 2.54 tokens a round." in text
+    assert "caches, 7 drafts a round: q8_0: 2.00" in text and "their lengths): 0: 2.00" in text
     assert "shape small: DSpine 2.50, DFlash 2.50" in text
 
 
