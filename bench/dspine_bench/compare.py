@@ -137,6 +137,7 @@ def conditions(first: Report, second: Report) -> list[str]:
         ("driver", first.hardware.driver, second.hardware.driver),
         ("pin", first.provenance.pin, second.provenance.pin),
         ("commit", first.provenance.commit, second.provenance.commit),
+        ("native build", first.provenance.binaries, second.provenance.binaries),
         ("config", first.config, second.config),
     ]
     kinds = (ServerReport, EngineReport)

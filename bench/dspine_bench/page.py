@@ -53,7 +53,7 @@ table{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:
 th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{border-top:0;color:var(--quiet);font-weight:600}
 th:first-child,td:first-child,.modes :is(th,td):nth-child(2){text-align:left}
-.modes td:nth-child(2){white-space:normal;min-width:7rem}
+@media(max-width:40rem){.modes td:nth-child(2){white-space:normal;min-width:7rem}}
 .modes tr.first td{border-top:2px solid var(--line)}
 p,li{margin:.4rem 0}.quiet{color:var(--quiet);font-size:.85rem}
 .bad{color:var(--bad);font-weight:600}

@@ -52,9 +52,13 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Extras:
-    """Sizes of the peers' own parts."""
+    """Sizes of the peers' own parts.
 
-    conv_kernel: int = 4
+    llama.cpp allots 12 graph nodes a tensor to DFlash2, 1024 at least, and aborts beyond; with five
+    layers that is enough for kernels of 3 and not of 4.
+    """
+
+    conv_kernel: int = 3
     conv_group: int = 64
     selector_rank: int = 256
     markov_rank: int = 256

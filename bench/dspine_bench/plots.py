@@ -238,6 +238,7 @@ def accepted_by_position(report: ServerReport) -> Plot | None:
             places = range(1, len(values) + 1)
             colour = INK if label == ALL else COLOURS[number % len(COLOURS)]
             axes.plot(places, [100 * v for v in values], "o-", ms=3, color=colour, label=label)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("rounds that accept it, %")
         axes.set_ylim(0, 100)

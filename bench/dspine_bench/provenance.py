@@ -100,8 +100,23 @@ def pin_of(build: str) -> str:
     return found[0] if found else "unknown"
 
 
-def provenance(build: str, command: Sequence[str] | None = None) -> Provenance:
-    """Of this run; `build` is what the measured program calls itself."""
+def binaries() -> str | None:
+    """SHA-256 of names and content of the native libraries and llama-server; None of nothing."""
+    from dspine._library import library_candidates
+    from dspine._programs import program_candidates
+
+    libraries = [path for path in library_candidates() if path.is_file()]
+    found = {path.name: path for path in program_candidates("llama-server") if path.is_file()}
+    for path in libraries[:1]:
+        found |= {one.name: one for one in path.parent.glob("*.so*")}
+    total = hashlib.sha256()
+    for name in sorted(found):
+        total.update(f"{name} {sha256(found[name])}\n".encode())
+    return total.hexdigest() if found else None
+
+
+def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = True) -> Provenance:
+    """Of this run; `build` is what the measured program calls itself, `own` whether it is ours."""
     from dspine import __version__
 
     head, dirty = commit(Path.cwd())
@@ -113,6 +128,7 @@ def provenance(build: str, command: Sequence[str] | None = None) -> Provenance:
         dirty=dirty,
         pin=pin_of(build),
         build=build,
+        binaries=binaries() if own else None,
     )
 
 

@@ -1,8 +1,9 @@
 """All workloads on one pair, and the results that the repository keeps.
 
 `record` measures the demonstration's pair part by part. A part whose result is there already, made
-by this code with these settings, is not measured again; so a run may be ended and taken up. With
-`again` every part is measured a second time into the folder `again`, and the ratios are compared.
+by this code and native build with these settings, is not measured again; so a run may be ended and
+taken up. With `again` every part is measured a second time into the folder `again`, and the ratios
+are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dspine_convert.plan import OutputType
 from dspine_bench.demo_target import CHECKPOINT, PACKAGE, find_checkpoint, find_target
 from dspine_bench.draft_report import make
 from dspine_bench.errors import BenchError
-from dspine_bench.provenance import same_code
+from dspine_bench.provenance import binaries, same_code
 from dspine_bench.request import Flags, run_depth, run_replay, run_tasks
 from dspine_bench.schema import AGAIN, Report, load, save
 from dspine_bench.terminal import is_quick, repeats_of
@@ -126,7 +127,7 @@ def _replay(pair: Pair) -> Report:
 
 
 def _draft(pair: Pair) -> Report:
-    return make(repeats=pair.repeats, quick=pair.quick, quiet=pair.quiet)
+    return make(repeats=pair.repeats, calls=DEMO_CALLS, quick=pair.quick, quiet=pair.quiet)
 
 
 def _engine(pair: Pair) -> Report:
@@ -142,6 +143,7 @@ def _convert(pair: Pair) -> Report:
 
 
 CONVERT_REPEATS = 2  # minutes each
+DEMO_CALLS = 3  # of each kind in a repeat of `draft`
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ PARTS = (
          160, 160, lambda p: run_tasks(replace(p.few, sweep=DEMO_SWEEP))),
     Part("depth", "by length of the context", 210, 80, _depth),
     Part("replay", "agents' conversations, 8 at a time", 270, 100, _replay),
-    Part("draft", "one round by part, beside the peers", 150, 40, _draft),
+    Part("draft", "one round by part, beside the peers", 160, 40, _draft),
     Part("types", "tasks by type of the drafter",
          85, 85, lambda p: run_tasks(replace(p.few, drafters=p.drafters))),
     Part("kv", "tasks by type of the caches",
@@ -212,6 +214,7 @@ def is_current(path: Path, part: Part, *, repeats: int, quick: bool) -> bool:
         and is_quick(report) == (quick if part.shortened else is_quick(report))
         and not made.dirty
         and made.commit is not None
+        and made.binaries == binaries()
         and same_code(made.commit, Path.cwd())
     )
 

@@ -144,7 +144,7 @@ def measure(
     named = described(modes, result)
     return ServerReport(
         schema_version=1,
-        provenance=provenance(result.build),
+        provenance=provenance(result.build, own=flags.url is None and flags.server is None),
         hardware=machine,
         workload=workload.name,
         files=workload.files,

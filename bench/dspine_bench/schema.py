@@ -39,7 +39,11 @@ class Strict(BaseModel):
 
 
 class Provenance(Strict):
-    """Who made this, with what. `dirty`: the checkout had changes that no commit has."""
+    """Who made this, with what.
+
+    `dirty`: the checkout had changes that no commit has. `binaries`: SHA-256 of the native build,
+    which may be of another commit than the checkout; None where it is not ours.
+    """
 
     command: list[str]
     time: str  # ISO 8601, UTC
@@ -48,6 +52,7 @@ class Provenance(Strict):
     dirty: bool | None
     pin: str  # llama.cpp's commit
     build: str  # what the server or the library calls itself
+    binaries: str | None = None
 
 
 class Device(Strict):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,24 @@ def test_all_families_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     }
     assert all(s.ms > 0 for s in found.samples)
     assert not list(tmp_path.iterdir()), "the models are removed"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graph_of_all_layers_has_room(family: peers.Family, tmp_path: Path) -> None:
+    """llama.cpp aborts where a graph has more nodes than it allots: in a process of its own."""
+    layers = max(shape.layers for shape in peers.SHAPES.values())
+    shape = replace(TINY, hidden=576, layers=layers)
+    drafter = write_drafter(tmp_path / "d.gguf", family, shape, "q8_0", EXTRAS)
+    target = write_target(tmp_path / "t.gguf", shape, "q8_0")
+    code = (
+        "import sys; from pathlib import Path; from dspine_bench.rawllama import *;"
+        "t = Context(Model(Path(sys.argv[1]), (KEEP_HEAD_ROWS, 1)), 352, 1);"
+        "c = Context(Model(Path(sys.argv[2])), 352, 1, t); print(c.tokens(16, 0, logits=False) > 0)"
+    )
+    words = [sys.executable, "-c", code, str(target), str(drafter)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr[-2000:]
 
 
 @pytest.mark.native

@@ -11,7 +11,7 @@ import pytest
 from dspine_bench import record
 from dspine_bench.cli import main
 from dspine_bench.errors import BenchError
-from dspine_bench.provenance import COMMIT_ENV, commit
+from dspine_bench.provenance import COMMIT_ENV, binaries, commit
 from dspine_bench.record import DEMO_SWEEP, PARTS, Pair, Part
 from dspine_bench.schema import ServerReport, load
 from support.bench import report_of
@@ -78,6 +78,7 @@ def measured(
         return ran
 
     monkeypatch.setattr(record, "_demo", no_models)
+    monkeypatch.setattr(record, "binaries", lambda: None)
     return replace
 
 
@@ -103,6 +104,28 @@ def test_other_code_is_measured_anew(
         commit_all()
     assert main(["record", "-q", "tasks"]) == 0 and ran == ["tasks", "tasks"]
     assert ("has changes" in capsys.readouterr().err) != committed
+
+
+def test_another_build_is_measured_anew(
+    measured: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = measured()
+    assert main(["record", "-q", "tasks"]) == 0
+    monkeypatch.setattr(record, "binaries", lambda: "other")
+    assert main(["record", "-q", "tasks"]) == 0 and ran == ["tasks", "tasks"]
+
+
+def test_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPINE_LIB_DIR", str(tmp_path))
+    monkeypatch.setenv("DSPINE_BIN_DIR", str(tmp_path))
+    seen = [binaries()]
+    for name, text in (
+        ("llama-server", "a"), ("libdspine.so", "b"), ("libllama.so", "c"), ("libllama.so", "d"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        seen.append(binaries())
+    assert seen[0] is None and len(set(seen)) == 5
+    assert binaries() == seen[-1]
 
 
 def test_an_ended_run_is_taken_up(
