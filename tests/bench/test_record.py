@@ -191,3 +191,21 @@ def test_flags_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["types"].drafters == files and seen["sweep"].sweep == DEMO_SWEEP
     assert len(seen["kv"].caches) == 2 and seen["temperature"].temperatures == (0.0, 1.0)
     assert all(flags.repeats == 5 for flags in seen.values())
+
+
+def test_all_keeps_what_it_has(
+    report: ServerReport,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A workload that fails takes nothing from those before it."""
+
+    def fails(_: object) -> ServerReport:
+        raise BenchError("no room")
+
+    monkeypatch.setattr(record, "run_tasks", lambda _: report)
+    monkeypatch.setattr(record, "run_depth", fails)
+    words = ["all", "-m", "t.gguf", "-md", "d.gguf", "-q", "-o", str(tmp_path / "out")]
+    assert main(words) == 1 and "no room" in capsys.readouterr().err
+    assert load(tmp_path / "out" / "tasks.json") == report
