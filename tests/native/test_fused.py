@@ -1,4 +1,4 @@
-"""The fused operations: equal to the composed graph in every draft, with the fewer kernels that they promise."""
+"""The fused operations: drafts equal the composed graph's, from fewer kernels."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_quantized_golden_case(kind: str, workshop: Workshop) -> None:
         ({"block": 16}, 5, 3),
     ],
 )
-def test_random_drafter(
-    change: dict[str, Any], rows: int, blocks: int, workshop: Workshop
-) -> None:
+def test_random_drafter(change: dict[str, Any], rows: int, blocks: int, workshop: Workshop) -> None:
     small = RandomDrafter(hidden=96, vocab=128, target_layers=4)
     _assert_equal(workshop.random(dataclasses.replace(small, **change)), rows, blocks)
 
