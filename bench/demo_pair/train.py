@@ -30,7 +30,7 @@ from torch import Tensor
 
 from demo_pair.data import Batch, Corpus
 from demo_pair.losses import Weights, make_shortlist, objective
-from demo_pair.model import Drafter, Shape, save_checkpoint
+from demo_pair.model import Drafter, Shape, load_checkpoint, save_checkpoint
 from demo_pair.offline import evaluate
 from demo_pair.target import load_target, split_halves
 
@@ -135,6 +135,8 @@ class Trainer:
         self.corpus = Corpus(args.data, width)
         self.held_out = Corpus([args.held_out], width)
         self.optimizers = self.make_optimizers()
+        if args.start:
+            self.drafter.load_state_dict(load_checkpoint(args.start).state_dict())
         self.average = {k: v.clone() for k, v in self.drafter.state_dict().items()}
         self.clock = Clock(args.minutes)
         self.step, self.log = 0, list[dict[str, Any]]()
@@ -154,7 +156,8 @@ class Trainer:
         made: list[torch.optim.Optimizer] = [adam]
         if inner:
             rate = self.args.muon_rate
-            made.append(torch.optim.Muon(inner, lr=rate, adjust_lr_fn="match_rms_adamw"))
+            settings = {"adjust_lr_fn": "match_rms_adamw", "ns_steps": self.args.muon_steps}
+            made.append(torch.optim.Muon(inner, lr=rate, **settings))
         return made
 
     def common_tokens(self, count: int = 512) -> Tensor:
@@ -198,12 +201,15 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        # Early weights are worth forgetting quickly.
-        keep = min(AVERAGE, self.step / (self.step + 10))
-        with torch.no_grad():
-            for name, value in self.drafter.state_dict().items():
-                self.average[name].lerp_(value, 1 - keep)
+        self.follow()
         return total
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the average towards the weights. Early ones are worth forgetting quickly."""
+        keep = min(AVERAGE, self.step / (self.step + 10))
+        names, values = zip(*self.drafter.named_parameters(), strict=True)
+        torch._foreach_lerp_([self.average[name] for name in names], list(values), 1 - keep)
 
     def check(self, each: int, limit: int) -> dict[str, float]:
         """Mean accepted length of the averaged weights on held-out text; exports them."""
@@ -306,10 +312,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True, help="checkpoints and log go here")
+    parser.add_argument("--start", type=Path, help="a checkpoint whose weights are the first")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--check-minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=2e-3, help="of AdamW")
     parser.add_argument("--muon-rate", type=float, default=4e-3)
+    parser.add_argument("--muon-steps", type=int, default=5, help="Newton-Schulz iterations")
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sequences", type=int, default=6)

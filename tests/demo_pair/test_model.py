@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 sys.path.insert(0, str(ROOT / "bench"))
 
-from demo_pair.model import Drafter, Shape  # noqa: E402
+from demo_pair.model import Drafter, RMSNorm, Shape  # noqa: E402
 
 # Float32 on both sides, differing only in the order of sums.
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -91,3 +91,18 @@ def test_walk(case: dict[str, Any]) -> None:
             previous = candidates[(head[candidates] @ refined[0]).argmax()][None]
             drafted.append(int(previous))
     assert drafted == case["expected"]["drafted"].tolist()
+
+
+def test_norm_and_its_gradient_are_torchs_own() -> None:
+    torch.manual_seed(4)
+    norm, x = RMSNorm(24, 1e-5), torch.randn(3, 5, 24, requires_grad=True)
+    torch.nn.init.normal_(norm.weight)
+    given = torch.randn(x.shape)
+    theirs = torch.nn.functional.rms_norm(x, (24,), norm.weight, 1e-5)
+    expected = torch.autograd.grad(theirs, [x, norm.weight], given)
+    ours = norm(x)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for a, b in zip(torch.autograd.grad(ours, [x, norm.weight], given), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(x).dtype == torch.bfloat16
