@@ -71,13 +71,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=40)
     parser.add_argument("--each", type=int, default=5, help="rounds in a text")
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     drafter = load_checkpoint(args.checkpoint).eval()
     embed = load_target(args.target)["token_embd.weight"]
     options = PairOptions(
         n_ctx=1024,
         n_batch=1024,
-        n_threads=2,
+        n_threads=args.threads,
         type_k_draft="f32",
         type_v_draft="f32",
         flash_attn="off",
