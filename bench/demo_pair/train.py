@@ -172,7 +172,9 @@ class Trainer:
         ids = torch.full((*batch.anchors.shape, rows), shape.mask_token_id)
         ids[..., 0] = batch.anchor_tokens
         tokens = torch.cat([batch.anchor_tokens[..., None], batch.labels], dim=-1)
-        where = torch.rand(tokens.shape) < self.clock.replacement()
+        # Features that are trained already need no true codes in their place.
+        share = 0.0 if self.args.start else self.clock.replacement()
+        where = torch.rand(tokens.shape) < share
         short = make_shortlist(batch, self.common, shape.vocabulary, 512)
         with torch.autocast("cpu", torch.bfloat16):
             context = self.drafter.context(batch.taps)
