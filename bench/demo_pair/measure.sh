@@ -29,12 +29,12 @@ if [ -e "$out/models/of" ] && [ "$(cat "$out/models/of")" != "$sum" ]; then
     exit 1
 fi
 if [ ! -e "$out/models/of" ]; then
-    "$python" -m dspine_convert "$checkpoint" --target "$target" -o "$out/models" --force \
+    "$python" -m dspine_convert "$checkpoint" --target "$target" -o "$out/models" --name drafter --force \
         -t f32 -t bf16 -t q8_0 -t q4_k_m
     "$quantize" --allow-requantize "$target" "$out/models/target-F32.gguf" F32
     echo "$sum" >"$out/models/of"
 fi
-draft() { echo "$out"/models/*-"$1".gguf; }
+draft() { echo "$out/models/drafter-$1.gguf"; }
 
 if [ ! -s "$held/index.jsonl" ]; then
     mkdir -p "$held"
