@@ -350,7 +350,7 @@ def target_peak(shape: ModelShape, run: Run) -> Peak:
 
 
 class _Draft:
-    """The decoder graph of a DSpine drafter (dflash.cpp, dspine-graph.cpp)."""
+    """The decoder graph of a DSpine drafter (dflash.cpp, dspine-graph.cpp), operations fused."""
 
     def __init__(self, shape: DraftShape, run: Run) -> None:
         self.shape, self.run, self.graph = shape, run, Graph()
@@ -388,14 +388,6 @@ class _Draft:
         nb = x.nb[1]
         return view(x, (x.ne[0], count, self.blocks), (nb, self.rows * nb))
 
-    def shift(self, rows: Tensor, anchors: Tensor) -> Tensor:
-        width = anchors.ne[0]
-        first = view(anchors, (width, 1, self.blocks), (anchors.nb[1], anchors.nb[1]))
-        if self.rows == 2:
-            return first
-        rest = self.rows_view(rows, 1, self.rows - 2)
-        return op((width, self.rows - 1, self.blocks), first, rest)
-
     def layer(self, x: Tensor, layer: Layer) -> Tensor:
         """A decoder layer, without the injection."""
         tokens, n_embd = self.run.tokens, self.shape.n_embd
@@ -420,79 +412,28 @@ class _Draft:
         if not self.shape.rank or self.rows < 2:
             return h
         tokens, message = self.run.tokens, self.shape.message
-        received = over(mul_mat(self.shape.rank, h))
-        receiver = over(mul_mat(message, received))
-        norm = over(op((1, tokens), over(h)))
-        value, gate = self.sent(received)
-        count = self.rows - 1
-        gate = over(over(self.shift(gate, self.anchor[1]), self.rows_view(receiver, 1, count)))
-        value = over(gate, self.shift(value, self.anchor[0]))
-        value = over(value, self.rows_view(norm, 1, count))
-        value = op((message, self.rows, self.blocks), value)
-        value = view(value, (message, tokens))
-        self.last = (h, receiver, norm)
-        return over(h, mul_mat(self.shape.n_embd, value))
-
-    def pair_scores(self, candidates: Tensor) -> Tensor:
-        """Scores of every candidate after every candidate before it."""
-        k, positions, shape = self.shape.top_k, self.scored - 2, self.shape
-        count = k * positions * self.blocks
-        before, after = (
-            view(
-                op((k, positions, self.blocks), self.rows_view(candidates, first, positions)),
-                (count,),
-            )
-            for first in (1, 2)
-        )
-
-        def per_pair(x: Tensor) -> Tensor:
-            nb = x.nb[1]
-            return view(x, (x.ne[0], k, positions, self.blocks), (nb, k * nb, positions * k * nb))
-
-        def per_position(x: Tensor) -> Tensor:
-            rows = self.rows_view(x, 2, positions)
-            strides = (rows.nb[1], rows.nb[1], rows.nb[2])
-            return view(rows, (x.ne[0], 1, positions, self.blocks), strides)
-
-        h, receiver, norm = self.last
-        value, gate = self.sent_by(before)
-        gate = over(over(per_pair(gate), per_position(receiver)))
-        value = over(over(gate, per_pair(value)), per_position(norm))
-        write = mul_mat(shape.n_embd, view(value, (shape.message, count)))
-        refined = over(over(over(per_pair(write), per_position(h))))
-        head_rows = per_pair(op((shape.n_embd, count), external(1), after))
-        return op((k, k, positions, self.blocks), head_rows, refined)
-
-    def pack(self, ids: Tensor, scores: Tensor, first: int, count: int) -> Tensor:
-        k = ids.ne[0]
-        flat = view(scores, (k * k, count, self.blocks))
-        row = op((k + k * k, count, self.blocks), self.rows_view(ids, first, count), flat)
-        return op((self.shape.n_embd, count, self.blocks), row)
+        gated = op((message, tokens, 2), h, mul_mat(self.shape.rank, h), *self.anchor)
+        self.last = (h, gated)
+        return over(h, mul_mat(self.shape.n_embd, view(gated, (message, tokens))))
 
     def lattice(self, logits: Tensor) -> None:
         """Candidates and their scores, packed into rows of the hidden size."""
-        k, tokens, n_embd, blocks = (
-            self.shape.top_k,
-            self.run.tokens,
-            self.shape.n_embd,
-            self.blocks,
-        )
-        packed = over(constant(n_embd, 1, blocks))
-        if self.scored > 1:
+        k, tokens, n_embd = self.shape.top_k, self.run.tokens, self.shape.n_embd
+        if self.scored < 2:
+            packed = view(over(constant(n_embd, 1, self.blocks)), (n_embd, tokens))
+        else:
             candidates = op((k, tokens), logits)
-            ids = op((k, tokens), candidates)
-            column = view(logits, (1, logits.ne[0], tokens))
-            own = view(op((1, k, tokens), column, candidates), (k, tokens))
-            first = op((k, k, blocks), self.rows_view(own, 1, 1))
-            packed = op((n_embd, 2, blocks), packed, self.pack(ids, first, 1, 1))
-            if self.scored > 2:
-                rest = self.pack(ids, self.pair_scores(candidates), 2, self.scored - 2)
-                packed = op((n_embd, self.scored, blocks), packed, rest)
-        if self.scored < self.rows:
-            packed = op((n_embd, self.rows, blocks), packed)
-        packed = view(packed, (n_embd, tokens))
+            packed = op((n_embd, tokens), *self.last, *self.before(candidates), candidates, logits)
         packed.is_output = True
         self.graph.expand(packed)
+
+    def before(self, candidates: Tensor) -> tuple[Tensor, ...]:
+        """Message and gate of every candidate that has successors."""
+        k, positions = self.shape.top_k, self.scored - 2
+        if positions < 1:
+            return ()
+        ids = op((k, positions, self.blocks), self.rows_view(candidates, 1, positions))
+        return self.sent_by(view(ids, (k * positions * self.blocks,)))
 
     def build(self) -> tuple[Graph, Tensor]:
         x = self.embedded
