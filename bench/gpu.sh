@@ -16,7 +16,7 @@
 # draft-SHAPE.json, and draft-SHAPE-composed.json of the first shape without the fused operations.
 #
 # Settings: PYTHON (python3), GPU_PYTHON and ARCH (3.12 and 90: what is there, for pack), TARGET and DRAFT (a
-# pair for `tasks` instead of the golden one), SHAPES ("small medium 27b"), LIMIT (460 seconds).
+# pair for `tasks` instead of the golden one), SHAPES ("small mid medium 27b"), LIMIT (460 seconds).
 # Every part is independent: one that fails or runs out of time leaves the others' results, and
 # the exit code is 1.
 set -uo pipefail
@@ -191,7 +191,7 @@ measure() {
     fi
     part tasks 90 tasks -m "$target" -md "$draft" "${prompts[@]}" -n 64 "${size[@]}"
     local first=1
-    for shape in ${SHAPES:-small medium 27b}; do
+    for shape in ${SHAPES:-small mid medium 27b}; do
         [ "$dry" = 0 ] || [ "$shape" = small ] || continue
         part "draft-$shape" 240 draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"
         [ "$first" = 0 ] || DSPINE_FUSED=0 part "draft-$shape-composed" 240 \

@@ -129,7 +129,7 @@ def replay(
 def draft(
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="small|medium|27b", help="May be repeated. Default: small, medium."),
+        typer.Option(metavar="small|mid|medium|27b", help="May be repeated. Default: small, mid."),
     ] = None,
     kind: Annotated[
         str, typer.Option("--type", metavar="f32|bf16|q8_0|q4_k", help="Of the weights.")

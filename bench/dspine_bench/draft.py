@@ -47,7 +47,7 @@ QUICK_WIDTHS = (1, 2, 4, 8, 9, 16)
 class Choices:
     """What is measured: shapes by name, type of the weights, context before the block."""
 
-    shapes: tuple[str, ...] = ("small", "medium")
+    shapes: tuple[str, ...] = ("small", "mid")
     type: str = "q8_0"
     repeats: int = 5
     calls: int = 5  # of each kind, in each repeat

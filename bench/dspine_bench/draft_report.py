@@ -13,7 +13,7 @@ from dspine_bench.progress import shown
 from dspine_bench.provenance import build_of_library, hardware, provenance
 from dspine_bench.schema import DraftReport
 
-DEFAULT_SHAPES, QUICK_SHAPES = ("small", "medium"), ("small",)
+DEFAULT_SHAPES, QUICK_SHAPES = ("small", "mid"), ("small",)
 
 
 def _choices(

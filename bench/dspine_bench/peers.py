@@ -38,6 +38,7 @@ SCALE = 0.02
 
 SHAPES = {
     "small": Shape(576, 3, 9, 3, 64, 1536, 49152, 128, 96, 5, TARGET_LAYERS),
+    "mid": Shape(1024, 5, 16, 8, 64, 3072, 32768, 256, 128, 5, TARGET_LAYERS),
     "medium": Shape(2048, 5, 16, 8, 128, 6144, 151936, 512, 256, 5, TARGET_LAYERS),
     "27b": replace(Shape(), target_layers=TARGET_LAYERS),
 }
@@ -54,11 +55,11 @@ TYPES = {
 class Extras:
     """Sizes of the peers' own parts.
 
-    llama.cpp allots 12 graph nodes a tensor to DFlash2, 1024 at least, and aborts beyond; with five
-    layers that is enough for kernels of 3 and not of 4.
+    DFlash2's kernel is the shortest that is a convolution, so that no peer is made slow. llama.cpp
+    allots 12 graph nodes a tensor to it, 1024 at least, and aborts beyond: with five layers at 4.
     """
 
-    conv_kernel: int = 3
+    conv_kernel: int = 2
     conv_group: int = 64
     selector_rank: int = 256
     markov_rank: int = 256
@@ -151,6 +152,8 @@ def _kind(name: str, size: tuple[int, ...], kind: str) -> gguf.GGMLQuantizationT
     if "inject_" in name:
         return gguf.GGMLQuantizationType.BF16
     wanted = TYPES[kind]
+    if name == "output.weight" and kind == "q4_k":
+        wanted = gguf.GGMLQuantizationType.Q6_K  # the head of a Q4_K_M file
     block = gguf.GGML_QUANT_SIZES[wanted][0]
     if size[1] % block == 0:
         return wanted
@@ -170,10 +173,15 @@ def _noise(kind: gguf.GGMLQuantizationType) -> npt.NDArray[np.uint8]:
         data: npt.NDArray[Any] = (words >> 16).astype(np.uint16) if is_bf16 else words
         return data.view(np.uint8)
     blocks = rng.integers(0, 256, (CHUNK_BLOCKS, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
-    # a quantized block begins with its scale (Q4_K: and the scale of the minima) as float16
-    scales = 1 if kind is gguf.GGMLQuantizationType.Q8_0 else 2
-    step = SCALE / 73 if scales == 1 else SCALE / 300
-    blocks[:, : 2 * scales] = np.full(scales, step, np.float16).view(np.uint8)
+    # The scale is a float16: a block begins with it, in Q4_K with that of the minima behind it; in
+    # Q6_K it stands last. Divided by the spread of what it is multiplied by.
+    place, spread = {
+        gguf.GGMLQuantizationType.Q8_0: (slice(0, 2), 73),
+        gguf.GGMLQuantizationType.Q4_K: (slice(0, 4), 300),
+        gguf.GGMLQuantizationType.Q6_K: (slice(-2, None), 1365),
+    }[kind]
+    scales = np.full(len(range(blocks.shape[1])[place]) // 2, SCALE / spread, np.float16)
+    blocks[:, place] = scales.view(np.uint8)
     return blocks.reshape(-1)
 
 

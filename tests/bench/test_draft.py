@@ -8,12 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from dspine._headers import open_header
 from dspine_bench import draft, peers
 from dspine_bench.draft import Choices, summarize, time_calls
 from dspine_bench.errors import BenchError
-from dspine_bench.peers import FAMILIES, Extras, drafter_sizes, write_drafter, write_target
+from dspine_bench.peers import (
+    FAMILIES,
+    SCALE,
+    Extras,
+    drafter_sizes,
+    write_drafter,
+    write_target,
+)
 from dspine_bench.schema import DraftSample
 from dspine_bench.synthetic import Shape
 
@@ -51,6 +60,18 @@ def test_files(kind: str, tmp_path: Path) -> None:
     # 320 is no multiple of 256: such rows get a type of smaller blocks
     assert types["blk.0.ffn_down.weight"] == kind
     assert types["blk.0.ffn_up.weight"] == ("q8_0" if kind == "q4_k" else kind)
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q8_0", "q4_k"])
+def test_noise_has_one_spread_in_every_type(kind: str, tmp_path: Path) -> None:
+    wide = Shape(512, 1, 4, 2, 64, 512, 4096, 64, 32, 2, 4)
+    reader = gguf.GGUFReader(write_target(tmp_path / "t.gguf", wide, kind))
+    by_name = {tensor.name: tensor for tensor in reader.tensors}
+    head = by_name["output.weight"]
+    assert head.tensor_type.name == ("Q6_K" if kind == "q4_k" else kind.upper())
+    for tensor in (head, by_name["blk.0.ffn_up.weight"]):
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.isfinite(values).all() and SCALE / 2 < values.std() < SCALE * 2, tensor.name
 
 
 def test_shapes_that_a_family_cannot_have(tmp_path: Path) -> None:

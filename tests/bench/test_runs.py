@@ -164,7 +164,7 @@ def test_json(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["convert", "run", "--quantize", "absent"], 1, "--quantize absent: no such file"),
         (["tasks", "--interleave", "never"], 2, "interleave"),
         (["depth", "--depths", "a"], 2, "--depths"),
-        (["draft", "--shape", "huge"], 1, "small, medium, 27b"),
+        (["draft", "--shape", "huge"], 1, "small, mid, medium, 27b"),
         (["draft", "--type", "q1"], 1, "q8_0"),
         (["nothing"], 2, "nothing"),
         (["compare", "absent.json", "absent.json"], 1, "absent.json"),
