@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -128,3 +129,32 @@ def test_in_llama_cpp_python(pair: tuple[Path, Path], prompts: list[str]) -> Non
     assert done.returncode == 0, done.stderr
     inside, alone = map(float, done.stdout.split())
     assert inside == pytest.approx(alone, rel=0.02)
+
+
+ROUNDS = """
+import sys
+from dspine import Pair, PairOptions
+
+target, drafter, *prompts = sys.argv[1:]
+with Pair(target, drafter, PairOptions(n_ctx=1024, n_threads=1)) as pair:
+    for prompt in prompts:
+        show = lambda one: print(one.anchor_position, *one.drafted)
+        pair.generate(pair.tokenize(prompt), 40, on_round=show)
+"""
+
+
+def test_fused_operations_draft_what_composed_ones_do(
+    pair: tuple[Path, Path], prompts: list[str]
+) -> None:
+    """Every drafted token of every round; in processes, as the setting is read once."""
+    drafted = []
+    for fused in "10":
+        command = [sys.executable, "-c", ROUNDS, *map(str, pair), *prompts]
+        environment = {**os.environ, "DSPINE_FUSED": fused}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        drafted.append(done.stdout.splitlines())
+    assert len(drafted[0]) > 40, "rounds of three prompts"
+    assert drafted[0] == drafted[1]
