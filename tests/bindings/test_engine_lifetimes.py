@@ -269,19 +269,23 @@ def kilobytes():
     with open("/proc/self/statm") as stream:
         return int(stream.read().split()[1]) * resource.getpagesize() // 1024
 
-for i in range(120):
-    if i == 20:
-        start = kilobytes()
+sizes = []
+for _ in range(280):
     with dspine.Engine(*sys.argv[1:], n_ctx=256, threads=1) as engine:
         engine.generate([1, 2, 3], max_tokens=4)
         next(engine.stream("[1][2]", max_tokens=50))
-print(kilobytes() - start)
+    sizes.append(kilobytes())
+print(min(sizes[240:]) - min(sizes[140:180]))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the size from")
 def test_opening_and_closing_does_not_grow(files: Files) -> None:
-    """One pair of these files is 3 MB: a leak of any part of it would show."""
+    """One pair of these files is 3 MB: a leak of any part of it would show, a hundred times.
+
+    The allocator itself grows by some MB at first and keeps more or less of it from one moment to
+    the next, hence the late start and the minima.
+    """
     done = _python(GROWTH, files)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 4096
+    assert int(done.stdout) < 3072
