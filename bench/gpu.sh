@@ -15,7 +15,7 @@
 # operations inside llama.cpp; both also under compute-sanitizer, where it is installed), tasks.json,
 # draft-SHAPE.json, and draft-SHAPE-composed.json of the first shape without the fused operations.
 #
-# Settings: PYTHON (python3), GPU_PYTHON and ARCH (3.12 and 90: what is there, for pack), TARGET and DRAFT (a
+# Settings: PYTHON (python3), GPU_PYTHON and ARCH (3.12 and 90: those of the GPU machine, for pack), TARGET and DRAFT (a
 # pair for `tasks` instead of the golden one), SHAPES ("small mid medium 27b"), LIMIT (460 seconds).
 # Every part is independent: one that fails or runs out of time leaves the others' results, and
 # the exit code is 1.

@@ -49,6 +49,17 @@ dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, gg
     anchor = messages_of(ids);
 }
 
+// Others forward the question to a device, and then send it what this build alone knows (RPC), or split it (meta).
+static bool has_twins(ggml_backend_t backend) {
+    ggml_backend_dev_t dev = ggml_backend_get_device(backend);
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
+    if (!reg || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_META) {
+        return false;
+    }
+    const char * name = ggml_backend_reg_name(reg);
+    return std::strcmp(name, "CPU") == 0 || std::strcmp(name, "CUDA") == 0;
+}
+
 // `node` if one backend holds all its weights and computes it, else nullptr. Asked while the graph is built, since the
 // scheduler itself would rather copy the weights to a backend that supports the operation, in every round.
 ggml_tensor * dspine_graph::if_fused(ggml_tensor * node) {
@@ -63,7 +74,7 @@ ggml_tensor * dspine_graph::if_fused(ggml_tensor * node) {
         }
         backend = of_src;
     }
-    return backend && ggml_backend_supports_op(backend, node) ? node : nullptr;
+    return backend && has_twins(backend) && ggml_backend_supports_op(backend, node) ? node : nullptr;
 }
 
 // sqrt(R) * C[ids], [rank, n]
@@ -114,7 +125,7 @@ ggml_tensor * dspine_graph::shift(ggml_tensor * of_rows, ggml_tensor * of_anchor
 
 // one node for message(), [message, n_tokens], where a backend computes it; adapters need the products apart
 ggml_tensor * dspine_graph::fused_message(ggml_tensor * h, ggml_tensor * readout) {
-    if (!fusion_allowed() || !g.loras->empty() ||
+    if (!fusion_allowed() || !g.loras->empty() || model.bias->type != GGML_TYPE_F32 ||
             model.w_receiver->type != model.w_message->type || model.w_pred->type != model.w_message->type) {
         return nullptr;
     }
@@ -221,7 +232,7 @@ ggml_tensor * dspine_graph::pack(ggml_tensor * ids, ggml_tensor * scores, int64_
 
 // one node for pair_scores() and pack(), where a backend computes it
 ggml_tensor * dspine_graph::fused_lattice(ggml_tensor * candidates, ggml_tensor * head, ggml_tensor * norm_weight) {
-    if (!last_gated || scored < 2) {
+    if (!last_gated || scored < 2 || norm_weight->type != GGML_TYPE_F32) {
         return nullptr;
     }
     messages sent = {};

@@ -37,6 +37,14 @@ static ggml_backend_dev_t device_of(const ggml_tensor * weight) {
 }
 
 // Runs graphs whose weights lie on one device.
+static size_t size_of(ggml_context * ctx) {
+    size_t size = 0;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        size += ggml_nbytes(t);
+    }
+    return size;
+}
+
 class device_runner {
 public:
     device_runner(ggml_backend_dev_t dev, int32_t n_threads) : dev(dev), backend(ggml_backend_dev_init(dev, nullptr)) {
@@ -65,7 +73,8 @@ public:
     // gives all tensors of `ctx` a buffer, kept in `table`
     void keep(ggml_context_ptr ctx, dspine_head_table & table) {
         ggml_backend_buffer_ptr buffer { ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) };
-        check(buffer != nullptr, "has no room for it");
+        check(buffer != nullptr, "has no room for its " + std::to_string(size_of(ctx.get()) / 1048576) +
+                " MiB; f16 takes half of what f32 does, and a smaller -c leaves more");
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         table.buffers.push_back(std::move(buffer));
         table.contexts.push_back(std::move(ctx));
@@ -211,7 +220,8 @@ ggml_tensor * dspine_graph::table_scores(const dspine_head_table & table, ggml_t
     value = ggml_mul(ctx0, value, per_position(ggml_sqrt(ctx0, mean_square(last_hidden))));
     ggml_tensor * diff  = ggml_sub(ctx0, value, per_position(last_message));
 
-    ggml_tensor * square = per_position(ggml_scale_bias(ctx0, mean_square(last_written), 1.0f, g.norm_rms_eps));
+    ggml_tensor * squares = ggml_scale_bias(ctx0, mean_square(last_written), 1.0f, g.norm_rms_eps);
+    ggml_tensor * square  = per_position(squares);
     ggml_tensor * slope  = ggml_scale(ctx0, ggml_mul_mat(ctx0, table.write_t, last_written), 2.0f);
     ggml_tensor * bend = per_pair(ggml_mul_mat(ctx0, table.gram, ggml_reshape_2d(ctx0, diff, model.message, n_all)));
     slope = ggml_add(ctx0, bend, per_position(slope));
@@ -223,6 +233,6 @@ ggml_tensor * dspine_graph::table_scores(const dspine_head_table & table, ggml_t
     if (head_scale) {
         moved = ggml_mul(ctx0, moved, head_scale);
     }
-    ggml_tensor * own = ggml_mul(ctx0, per_position(logits), ggml_sqrt(ctx0, square));
+    ggml_tensor * own = ggml_mul(ctx0, per_position(logits), per_position(ggml_sqrt(ctx0, squares))); // CUDA takes no strided root
     return ggml_div(ctx0, ggml_add(ctx0, moved, own), scale);
 }

@@ -30,6 +30,7 @@ LLAMA_API ggml_type dspine_head_table_type();
 size_t dspine_head_table_bytes(const struct llama_model & model_dft, const ggml_tensor * head, ggml_type type);
 
 // Computes the table of a loaded drafter and a head, on the devices where they lie; any type and buffer that a product
-// is possible with. Beside the table it needs up to 64 MiB there. Throws std::runtime_error, naming device and size.
+// is possible with. Beside the table it needs up to 64 MiB there while it is made, and where the device widens a float
+// head for a product (CUDA, F16 and BF16) the head in F32. Throws std::runtime_error, naming device and size.
 std::shared_ptr<const dspine_head_table> dspine_make_head_table(const struct llama_model & model_dft, ggml_tensor * head,
         ggml_type type, int32_t n_threads);

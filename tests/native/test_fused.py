@@ -43,6 +43,7 @@ def _assert_equal(files: tuple[Path, Path], rows: int, blocks: int = 1) -> None:
     fused = _round(files, rows, blocks, fused=True)
     composed = _round(files, rows, blocks, fused=False)
     assert fused["operations"].get("DSPINE_GATE"), fused["operations"]
+    assert fused["operations"].get("DSPINE_CACHE") == 1, fused["operations"]
     assert not any("DSPINE" in op for op in composed["operations"]), composed["operations"]
     for found, expected in zip(fused["blocks"], composed["blocks"], strict=True):
         assert found["ids"] == expected["ids"]

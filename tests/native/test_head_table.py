@@ -111,8 +111,9 @@ def test_random_models(name: str, workshop: Workshop, monkeypatch: pytest.Monkey
             drafted = [d.tolist() for d in pair.draft_many(range(3), anchors, lengths)]
             found.append((drafted, [pair.candidates(i) for i in range(3)]))
     assert found[0][0] == found[1][0]
-    for gathered, scores in zip(found[0][1], found[1][1], strict=True):
-        assert _error(gathered, scores) < TOLERANCE["f32"]
+    errors = [_error(*both) for both in zip(found[0][1], found[1][1], strict=True)]
+    assert max(errors) < TOLERANCE["f32"]
+    assert drafter.block == 2 or max(errors) > 0, "the same sums in another order"
 
 
 HEADS = ("Q4_0", "Q8_0", "Q5_1", "F16", "BF16")

@@ -1,5 +1,5 @@
 // The kernels on a GPU, with upstream's headers and its gather of rows but without the rest of its backend, which takes
-// an hour to compile. Compiled, not run yet.
+// long to compile. Compiled, not run yet.
 #include "compute.h"
 
 #include "dspine-cuda.cuh"
