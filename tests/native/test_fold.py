@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from dspine import LoadError, Pair
-from support.compare import aligned_scores
+from support.compare import aligned_scores, draft_together
 from support.drafters import RandomDrafter
 from support.gguf_edit import rewrite
 from support.golden import GOLDEN, UNIT_CASES, load_case, load_rounds
@@ -80,19 +80,12 @@ SHAPES = {
 def test_random_models(name: str, workshop: Workshop) -> None:
     """Any shape, and three sequences in one batch."""
     drafter = SHAPES[name]
-    lengths, anchors = (30, 4, 17), (1, 2, 3)
-    rng = np.random.default_rng(0)
-    width = len(drafter.taps) * drafter.hidden
-    features = [rng.standard_normal((n, width)).astype(np.float32) for n in lengths]
     found = []
     for fold in (False, True):
         target, draft = workshop.random(drafter, fold=fold)
         assert (TABLE in _names(draft)) == fold
         with Pair(target, draft, dataclasses.replace(EXACT, n_seq=3)) as pair:
-            for seq, rows in enumerate(features):
-                pair.draft_feed(seq, rows, 0)
-            drafted = [d.tolist() for d in pair.draft_many(range(3), anchors, lengths)]
-            found.append((drafted, [pair.candidates(i) for i in range(3)]))
+            found.append(draft_together(pair, (30, 4, 17)))
     (plain, tables), (folded, others) = found
     assert folded == plain
     for (ids, scores), other in zip(tables, others, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dspine import DspineError, Pair, PairOptions
 from dspine._packing import packed_bytes
-from support.compare import aligned_scores
+from support.compare import aligned_scores, draft_together
 from support.drafters import RandomDrafter, convert
 from support.gguf_edit import rewrite
 from support.golden import GOLDEN, UNIT_CASES, load_case, load_rounds
@@ -98,18 +98,11 @@ SHAPES = {
 def test_random_models(name: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any shape, and three sequences in one batch."""
     drafter = SHAPES[name]
-    lengths, anchors = (30, 4, 17), (1, 2, 3)
-    rng = np.random.default_rng(0)
-    width = len(drafter.taps) * drafter.hidden
-    features = [rng.standard_normal((n, width)).astype(np.float32) for n in lengths]
     found = []
     for value in ("", "f32"):
         monkeypatch.setenv(OPTION, value)
         with Pair(*workshop.random(drafter), dataclasses.replace(EXACT, n_seq=3)) as pair:
-            for seq, rows in enumerate(features):
-                pair.draft_feed(seq, rows, 0)
-            drafted = [d.tolist() for d in pair.draft_many(range(3), anchors, lengths)]
-            found.append((drafted, [pair.candidates(i) for i in range(3)]))
+            found.append(draft_together(pair, (30, 4, 17)))
     assert found[0][0] == found[1][0]
     errors = [_error(*both) for both in zip(found[0][1], found[1][1], strict=True)]
     assert max(errors) < TOLERANCE["f32"]

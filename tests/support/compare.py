@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -65,3 +66,16 @@ def is_decided(expected: Expected) -> bool:
         path.append(best[0] - best[1] if k > 1 else np.inf)
         row = expected.candidates[i].tolist().index(expected.drafted[i])
     return bool(min(cut, *path) > TIE)
+
+
+def draft_together(
+    pair: Pair, lengths: Sequence[int]
+) -> tuple[list[list[int]], list[tuple[np.ndarray, np.ndarray]]]:
+    """Drafted ids and candidate tables of one batch, a block a context of random features."""
+    rng = np.random.default_rng(0)
+    width = pair.info.n_taps * pair.info.n_embd
+    for seq, n in enumerate(lengths):
+        pair.draft_feed(seq, rng.standard_normal((n, width)).astype(np.float32), 0)
+    blocks = range(len(lengths))
+    drafted = pair.draft_many(blocks, [1 + seq for seq in blocks], lengths)
+    return [tokens.tolist() for tokens in drafted], [pair.candidates(seq) for seq in blocks]

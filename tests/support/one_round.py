@@ -14,19 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from dspine import Pair
 from dspine import _library as native
 from dspine_bench.rawllama import Context, Model, api
 
+from support.compare import draft_together
 from support.workshop import EXACT
 
 NO_KERNEL = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 CONTEXT = 20  # rows of features before the block
-
-
-def _features(width: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((CONTEXT, width)).astype(np.float32)
 
 
 def operations(target: Path, draft: Path, rows: int) -> collections.Counter[str]:
@@ -67,14 +63,9 @@ def draft_blocks(target: Path, draft: Path, rows: int, blocks: int) -> list[dict
     """Drafts of blocks after contexts of unequal length."""
     options = dataclasses.replace(EXACT, n_draft=rows - 1, n_seq=blocks)
     with Pair(target, draft, options) as pair:
-        features = _features(pair.info.n_taps * pair.info.n_embd)
-        lengths = [CONTEXT - i for i in range(blocks)]
-        for seq, n in enumerate(lengths):
-            pair.draft_feed(seq, features[:n], 0)
-        drafted = pair.draft_many(range(blocks), [3 + seq for seq in range(blocks)], lengths)
-        tables = [pair.candidates(seq) for seq in range(blocks)]
+        drafted, tables = draft_together(pair, [CONTEXT - seq for seq in range(blocks)])
     return [
-        {"drafted": tokens.tolist(), "ids": ids.tolist(), "scores": scores.tolist()}
+        {"drafted": tokens, "ids": ids.tolist(), "scores": scores.tolist()}
         for tokens, (ids, scores) in zip(drafted, tables, strict=True)
     ]
 
