@@ -366,8 +366,7 @@ class _Draft:
         self.full = _Attention(self.graph, run, run.full, full)
         self.window = _Attention(self.graph, run, run.window, swa) if run.window else None
         if shape.rank:
-            ids = op((self.blocks,), view(self.tokens, (1, self.blocks), (4 * self.rows,)))
-            self.anchor = self.sent_by(ids)
+            self.anchor = self.sent_by_anchors()
 
     def code(self, ids: Tensor) -> Tensor:
         return over(op((self.shape.rank, ids.ne[0]), external(1), ids))
@@ -383,6 +382,17 @@ class _Draft:
         both = op((2 * self.shape.message, ids.ne[0]), external(1), ids)
         half = (self.shape.message, ids.ne[0])
         return view(both, half, (both.nb[1],)), view(both, half, (both.nb[1],))
+
+    def sent_by_anchors(self) -> tuple[Tensor, Tensor]:
+        """Of all tokens' rows the anchors'."""
+
+        def anchors(x: Tensor) -> Tensor:
+            return view(x, (x.ne[0], self.blocks), (self.rows * x.nb[1],))
+
+        if not self.shape.folded:
+            return self.sent(op((self.shape.rank, self.blocks), anchors(self.code(self.tokens))))
+        message, gate = self.sent_by(self.tokens)
+        return anchors(message), anchors(gate)
 
     def rows_view(self, x: Tensor, first: int, count: int) -> Tensor:
         nb = x.nb[1]

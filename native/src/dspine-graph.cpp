@@ -44,9 +44,7 @@ dspine_graph::dspine_graph(llm_graph_context & g, const dspine_model & model, gg
     // a block is never longer than trained; only the reserve pass builds longer ones, and must not pay for them
     scored = std::min<int64_t>(rows, g.hparams.dflash_block_size);
 
-    ggml_tensor * ids = ggml_cont_1d(g.ctx0,
-            ggml_view_2d(g.ctx0, tokens, 1, n_blocks, rows * tokens->nb[0], 0), n_blocks);
-    anchor = messages_of(ids);
+    anchor = messages_of_anchors();
 }
 
 // Others forward the question to a device, and then send it what this build alone knows (RPC), or split it (meta).
@@ -106,6 +104,20 @@ dspine_graph::messages dspine_graph::messages_of(ggml_tensor * ids) {
         return ggml_view_2d(g.ctx0, both, model.message, both->ne[1], both->nb[1], i * model.message * both->nb[0]);
     };
     return { half(0), half(1) };
+}
+
+// [message, n_blocks]. All tokens are looked up and the anchors' rows taken: a tensor of their few ids would end off a
+// cache line, the allocator aligns to half of one, and all that follows would be read across two (a fifth of the time of
+// the layers' products on AMX).
+dspine_graph::messages dspine_graph::messages_of_anchors() {
+    auto anchors = [&](ggml_tensor * t) {
+        return ggml_view_2d(g.ctx0, t, t->ne[0], n_blocks, rows * t->nb[1], 0);
+    };
+    if (!model.folded) {
+        return project_predecessor(ggml_cont(g.ctx0, anchors(code(tokens))));
+    }
+    const messages of_all = messages_of(tokens);
+    return { anchors(of_all.value), anchors(of_all.gate) };
 }
 
 // rows [first, first + count) of every block of a [width, n_tokens] tensor: [width, count, n_blocks]

@@ -34,6 +34,7 @@ private:
 
     messages      project_predecessor(ggml_tensor * x);
     messages      messages_of(ggml_tensor * ids); // [n]
+    messages      messages_of_anchors();
     ggml_tensor * code(ggml_tensor * ids);
     ggml_tensor * feature(ggml_tensor * readout);
     ggml_tensor * row_norm(ggml_tensor * h);

@@ -1,7 +1,8 @@
 """One round of a drafter, as JSON: `python -m support.one_round TARGET DRAFT ROWS BLOCKS`.
 
 A process of its own, because DSPINE_FUSED is read once. Prints the operations of the draft's graph
-that launch a kernel, by name, and what was drafted: ids, scores and tokens of every block.
+that launch a kernel, by name, how many results lie off a cache line, and what was drafted: ids,
+scores and tokens of every block.
 """
 
 from __future__ import annotations
@@ -25,18 +26,27 @@ NO_KERNEL = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 CONTEXT = 20  # rows of features before the block
 
 
+LINE = 64  # bytes
+UNALIGNED = "results off a cache line"
+
+
 def operations(target: Path, draft: Path, rows: int) -> collections.Counter[str]:
-    """Operations of one draft's graph, counted while it runs."""
+    """Operations of one draft's graph, counted while it runs; `UNALIGNED` beside them."""
     lib = api()
     ggml = ctypes.CDLL(str(native.library_candidates()[0].with_name("libggml-base.so")))
     ggml.ggml_op_desc.restype = ctypes.c_char_p
-    ggml.ggml_op_desc.argtypes = [ctypes.c_void_p]
+    for function in (ggml.ggml_op_desc, ggml.ggml_get_data, ggml.ggml_nbytes):
+        function.argtypes = [ctypes.c_void_p]
+    ggml.ggml_get_data.restype = ggml.ggml_nbytes.restype = ctypes.c_size_t
     found: collections.Counter[str] = collections.Counter()
 
     @lib.ggml_backend_sched_eval_callback
     def count(tensor: int, ask: bool, data: Any) -> bool:
         if ask:
-            found[ggml.ggml_op_desc(tensor).decode()] += 1
+            op = ggml.ggml_op_desc(tensor).decode()
+            found[op] += 1
+            whole = op not in NO_KERNEL and ggml.ggml_nbytes(tensor) % LINE == 0
+            found[UNALIGNED] += whole and ggml.ggml_get_data(tensor) % LINE != 0
         return False
 
     default = lib.llama_context_default_params
@@ -73,8 +83,10 @@ def draft_blocks(target: Path, draft: Path, rows: int, blocks: int) -> list[dict
 def main() -> None:
     target, draft, rows, blocks = sys.argv[1:]
     paths = Path(target), Path(draft)
+    counted = operations(*paths, int(rows))
     result = {
-        "operations": operations(*paths, int(rows)),
+        "unaligned": counted.pop(UNALIGNED, 0),
+        "operations": counted,
         "blocks": draft_blocks(*paths, int(rows), int(blocks)),
     }
     sys.stdout.write(json.dumps(result))
