@@ -110,7 +110,7 @@ def _place(report: ServerReport) -> str:
             "are not known here. Ratios are against the second, which drafted nothing."
         )
     turns = (
-        "The servers ran side by side, every request went to each in turn"
+        "The servers ran side by side, anew in every repeat, every request went to each in turn"
         if report.config.interleave == "request"
         else "The servers ran one at a time, all of them in every repeat"
     )

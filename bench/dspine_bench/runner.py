@@ -3,6 +3,10 @@
 With `request`, all servers run side by side and every prompt goes to each of them in turn: what
 disturbs the machine disturbs all modes alike. Where they do not fit together, `repeat` starts one
 server at a time and goes through the modes once for every repeat.
+
+Every repeat has servers of its own. Where a process's memory lies is drawn once, at its start, and
+moves its speed by up to a tenth: repeats on one server would agree with each other, and not with
+the next run.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Literal, Protocol
 
 from dspine import DspineError
 from dspine._client import Requests
+from dspine._launch import BY_DEVICE
 from dspine._server import Server
 
 from dspine_bench.endpoints import REQUEST_TIMEOUT_S, Endpoint, Remote
@@ -34,7 +39,8 @@ ROOM = 0.7
 class Settings:
     """What all modes have in common; see schema.Config.
 
-    `executable` is another llama-server than the package's; `flash_attn` as llama-server takes it.
+    `executable` is another llama-server than the package's; `flash_attn` as llama-server takes it,
+    None as `dspine serve` chooses.
     """
 
     repeats: int = 5
@@ -45,7 +51,7 @@ class Settings:
     quick: bool = False
     interleave: Interleave = "request"
     extra: tuple[str, ...] = ()
-    flash_attn: str = "on"
+    flash_attn: str | None = None
     executable: Path | None = None
     api_key: str | None = None
 
@@ -102,7 +108,7 @@ def open_endpoint(target: Path | None, mode: ModeSpec, settings: Settings) -> It
         n_draft=mode.n_draft if mode.drafter else None,
         n_parallel=settings.parallel,
         cache_type=mode.cache_type,
-        flash_attn=settings.flash_attn,
+        flash_attn=settings.flash_attn or BY_DEVICE,
         extra=(*settings.extra, "--metrics"),
         request_timeout_s=REQUEST_TIMEOUT_S,
         executable=settings.executable,
@@ -187,12 +193,12 @@ class Runner:
             yield endpoint
 
     def _side_by_side(self, workload: Workload) -> None:
-        with contextlib.ExitStack() as stack:
-            open_now: dict[tuple[object, ...], Endpoint] = {}
-            for mode in self._modes:
-                if mode.server not in open_now:
-                    open_now[mode.server] = stack.enter_context(self._open(workload, mode))
-            for repeat in range(self._settings.repeats):
+        for repeat in range(self._settings.repeats):
+            with contextlib.ExitStack() as stack:
+                open_now: dict[tuple[object, ...], Endpoint] = {}
+                for mode in self._modes:
+                    if mode.server not in open_now:
+                        open_now[mode.server] = stack.enter_context(self._open(workload, mode))
                 for number, unit in enumerate(self._units or ()):
                     for mode in _rotated(self._modes, repeat + number):
                         self._measure(unit, open_now[mode.server], mode, repeat)
