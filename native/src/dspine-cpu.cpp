@@ -4,6 +4,8 @@
 // BF16 value now and then, and show in the scores.
 #include "dspine-cpu.h"
 
+#include "dspine-amx.h"
+
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml-cpu-impl.h"
@@ -176,8 +178,9 @@ struct cache_work {
     int64_t positions; // of all blocks
     int64_t in_group;  // positions
     int64_t groups, tiles;
+    bool    amx;       // O is applied on the CPU's own tiles
 
-    float * values;  // [pairs, M] a group, transposed: what O is applied to
+    float * values;  // [pairs, M] a group, transposed: what O is applied to; for `amx` as dspine-amx.h packs it
     float * sums;    // [K (k), K (j) + 1] a tile and position: dots with the head rows, then squares of the refined row
     float * scratch; // of this thread
     size_t  size;
@@ -193,6 +196,8 @@ struct cache_work {
         in_group  = std::max<int64_t>(GROUP / top_k, 1);
         groups    = (positions + in_group - 1) / in_group;
         tiles     = (n_embd + TILE - 1) / TILE;
+        amx       = node->src[2]->type == GGML_TYPE_BF16 && top_k % DSPINE_TILE_SIDE == 0 && n_embd % DSPINE_TILE_SIDE == 0 &&
+            message % DSPINE_TILE_DEPTH == 0 && dspine_has_tiles();
 
         carver work = { (char *) base };
         values = work.floats(groups * group_size());
@@ -240,6 +245,15 @@ void cache_pack(const ggml_compute_params * params, const cache_work & w, ggml_t
     }
 }
 
+// n BF16 values of one pair's message, from column `at` on, into the column that the pair is in its group
+void pack_pair(const cache_work & w, int64_t group, int64_t column, int64_t at, const char * values, int64_t n) {
+    char * packed = (char *) (w.values + group * w.group_size());
+    packed += (column / DSPINE_TILE_SIDE * w.message / 2 * DSPINE_TILE_SIDE + column % DSPINE_TILE_SIDE) * sizeof(uint32_t);
+    for (int64_t c = 0; c < n; c += 2) {
+        std::memcpy(packed + (at + c) / 2 * DSPINE_TILE_SIDE * sizeof(uint32_t), values + c * sizeof(uint16_t), sizeof(uint32_t));
+    }
+}
+
 // the message of every pair, times the norm of the row that receives it, rounded as a product with O rounds it
 void cache_messages(const ggml_compute_params * params, const cache_work & w, const ggml_tensor * node) {
     const ggml_tensor * gated = node->src[4];
@@ -262,6 +276,10 @@ void cache_messages(const ggml_compute_params * params, const cache_work & w, co
             const int64_t n = std::min(PART, w.message - at);
             gate_message(n, receiver + at, row(node->src[6], pair) + at, row(node->src[5], pair) + at, norm, part);
             ggml_get_type_traits_cpu(type)->from_float(part, rounded, n);
+            if (w.amx) {
+                pack_pair(w, group, pair - group * w.in_group * w.top_k, at, rounded, n);
+                continue;
+            }
             widen(type, rounded, part, n);
             for (int64_t c = 0; c < n; ++c) {
                 out[(at + c) * pairs] = part[c];
@@ -282,8 +300,13 @@ void cache_tile(const cache_work & w, const ggml_tensor * node, int64_t at, int6
     float * head    = refined + TILE * w.top_k;       // [n, K], head rows times the norm's weight
 
     const ggml_tensor * write = node->src[2];
-    std::fill(written, written + n * pairs, 0.0f);
-    for (int64_t c = 0; c < n; c += STRIP) {
+    if (w.amx) {
+        dspine_tiles_multiply((const uint16_t *) row(write, at), write->nb[1] / sizeof(uint16_t), n,
+                (const uint32_t *) (w.values + group * w.group_size()), pairs, w.message, written, pairs);
+    } else {
+        std::fill(written, written + n * pairs, 0.0f);
+    }
+    for (int64_t c = 0; c < n && !w.amx; c += STRIP) {
         const int64_t m = std::min(STRIP, n - c);
         for (int64_t i = 0; i < m; ++i) {
             widen(write->type, row(write, at + c + i), strip + i * w.message, w.message);

@@ -379,6 +379,59 @@ int run(const shape & s, std::vector<device> & devices, ggml_backend_t reference
     return failures;
 }
 
+// BF16 products of the CPU against sums in double: on tiles of AMX where there are some, elsewhere upstream's own.
+// Returns the number of failures.
+int run_products() {
+    const int64_t sizes[][3] = { // rows of the weight, columns, width
+        { 16, 2, 32 }, { 48, 16, 96 }, { 96, 17, 256 }, { 128, 224, 128 }, { 1040, 33, 64 }, { 32, 300, 1024 },
+        { 20, 16, 64 }, { 32, 16, 40 }, { 16, 1, 64 }, // not for tiles
+    };
+    int failures = 0;
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    ggml_backend_ptr cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+    CHECK(cpu);
+    for (const auto & [m, n, k] : sizes) {
+        ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
+        ggml_tensor * weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_BF16, k, m);
+        ggml_tensor * x      = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, k, n);
+        ggml_tensor * result = ggml_mul_mat(ctx.get(), weight, x);
+        ggml_cgraph * gf = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(gf, result);
+        ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), cpu.get()));
+        CHECK(buffer);
+        // values that BF16 holds, so that nothing is rounded on the way
+        auto values = [&](int64_t count) {
+            std::vector<float> all(count);
+            std::generate(all.begin(), all.end(), [&] { return ggml_bf16_to_fp32(ggml_fp32_to_bf16(normal(random))); });
+            return all;
+        };
+        const std::vector<float> w = values(m * k), right = values(n * k);
+        std::vector<ggml_bf16_t> stored(w.size());
+        ggml_fp32_to_bf16_row(w.data(), stored.data(), (int64_t) w.size());
+        ggml_backend_tensor_set(weight, stored.data(), 0, ggml_nbytes(weight));
+        ggml_backend_tensor_set(x, right.data(), 0, ggml_nbytes(x));
+        std::vector<float> expected(m * n), first;
+        for (int64_t j = 0; j < n; ++j) {
+            for (int64_t i = 0; i < m; ++i) {
+                expected[j * m + i] = (float) std::inner_product(w.begin() + i * k, w.begin() + (i + 1) * k, right.begin() + j * k, 0.0);
+            }
+        }
+        for (int threads = 1; threads <= 4; ++threads) {
+            set_threads(cpu.get(), threads);
+            CHECK(ggml_backend_graph_compute(cpu.get(), gf) == GGML_STATUS_SUCCESS);
+            const std::vector<float> found = read(result);
+            first = threads == 1 ? found : first;
+            const double error = relative_error(found, expected);
+            if (!(error <= CPU_TOLERANCE) || !same_bytes(found, first)) {
+                fprintf(stderr, "FAIL BF16 product of %" PRId64 " x %" PRId64 " x %" PRId64 ", %d threads: error %.2e\n", m, n, k, threads, error);
+                ++failures;
+            }
+        }
+    }
+    return failures;
+}
+
 // Every type whose rows ggml quantizes and reads.
 std::vector<ggml_type> head_types() {
     std::vector<ggml_type> types = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16 };
@@ -407,6 +460,10 @@ std::vector<shape> built_in() {
         add([&](shape & s) { s.bridge = bridge; s.rank = 256; s.message = 128; s.rows = s.scored = 16; s.top_k = 15; s.hidden = 512; });
         add([&](shape & s) { s.bridge = bridge; s.rank = 37; s.message = 23; s.hidden = 300; });
         add([&](shape & s) { s.bridge = bridge; s.rank = 1; s.message = 1; s.top_k = 1; s.hidden = 2; s.rows = s.scored = 3; });
+    }
+    for (int64_t blocks : { 1, 3 }) { // products on the tiles of AMX, where a CPU has them
+        add([&](shape & s) { s.bridge = GGML_TYPE_BF16; s.rank = 128; s.message = 96; s.rows = s.scored = 16; s.top_k = 16; s.hidden = 592; s.blocks = blocks; });
+        add([&](shape & s) { s.bridge = GGML_TYPE_BF16; s.rank = 64; s.message = 32; s.rows = 9; s.scored = 8; s.top_k = 16; s.hidden = 320; s.blocks = blocks; });
     }
     add([](shape & s) { s.rows = s.scored = 2; });
     add([](shape & s) { s.rows = 2; s.scored = 1; });
@@ -521,7 +578,7 @@ int main(int argc, char ** argv) {
     CHECK(reference);
     set_threads(reference.get(), 1);
 
-    int failures = 0;
+    int failures = run_products();
     for (const shape & s : cases) {
         failures += run(s, devices, reference.get());
     }
