@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from demo_pair.collect import SAMPLED_SHARE, TARGET_LAYER_IDS, TOP, Store, Text, note
-from demo_pair.data import Corpus
+from demo_pair.data import HIDDEN, Corpus
 from demo_pair.prompts import Prompt, held_out, openings, training_prompts
-from demo_pair.teacher import HIDDEN, Cache, Teacher, likeliest
+from demo_pair.teacher import Cache, Teacher, likeliest
 
 TOP_K, TOP_P = 20, 0.95
 END = 2  # <|im_end|>

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+HIDDEN = 576
 TOP_STORED = 32
+SAMPLED_WEIGHT = 0.5
 TOP_USED = 5  # the target's likeliest tokens that the losses look at
 
 
@@ -37,6 +39,7 @@ class Batch:
     valid: Tensor  # [b, n, t - 1]
     top_ids: Tensor  # [b, n, t - 1, TOP_USED] the target's own distribution there
     top_p: Tensor
+    finals: Tensor  # [b, n, t - 1, hidden] what the target's head read to say it
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ class Part:
     taps: npt.NDArray[np.float16]
     top_ids: npt.NDArray[np.int32]
     top_lp: npt.NDArray[np.float16]
+    finals: npt.NDArray[np.float16] | None  # of finals.py; only to train on
 
 
-def open_part(folder: Path, width: int) -> Part:
+def open_part(folder: Path, width: int, with_finals: bool) -> Part:
     def view(name: str, dtype: Any, columns: int) -> Any:
         flat = np.memmap(folder / f"{name}.bin", dtype, "r")
         return flat[: len(flat) // columns * columns].reshape(-1, columns)
@@ -59,12 +63,14 @@ def open_part(folder: Path, width: int) -> Part:
         view("taps", np.float16, width),
         view("top_ids", np.int32, TOP_STORED),
         view("top_lp", np.float16, TOP_STORED),
+        view("finals", np.float16, HIDDEN) if with_finals else None,
     )
 
 
 class Corpus:
-    def __init__(self, folders: list[Path], width: int) -> None:
-        self.folders, self.width = folders, width
+    def __init__(self, folders: list[Path], width: int, with_finals: bool = False) -> None:
+        """`with_finals`: only sequences that finals.py has seen, as `sample` needs them."""
+        self.folders, self.width, self.with_finals = folders, width, with_finals
         self.reload()
 
     def reload(self) -> None:
@@ -74,14 +80,19 @@ class Corpus:
             index = folder / "index.jsonl"
             if not index.exists() or not index.stat().st_size:
                 continue
-            self.parts.append(open_part(folder, self.width))
+            part = open_part(folder, self.width, self.with_finals)
+            self.parts.append(part)
+            whole = len(part.tokens if part.finals is None else part.finals)
             for line in index.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                if entry["length"] - entry["prompt"] > 2:
+                ended = entry["start"] + entry["length"] <= whole
+                if ended and entry["length"] - entry["prompt"] > 2:
                     self.sequences.append(Sequence(len(self.parts) - 1, **entry))
         spoken = np.array([s.length - s.prompt for s in self.sequences], float)
         self.tokens = int(spoken.sum())
-        self.weights = spoken / max(spoken.sum(), 1.0)
+        # Greedy text is what the accepted length is measured on; drawn text is there for variety.
+        wanted = spoken * np.where([s.sampled for s in self.sequences], SAMPLED_WEIGHT, 1.0)
+        self.weights = wanted / max(wanted.sum(), 1.0)
 
     def rows(self, seq: Sequence, name: str) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = getattr(self.parts[seq.part], name)
@@ -116,4 +127,11 @@ class Corpus:
             torch.from_numpy(valid),
             torch.from_numpy(ids).long(),
             torch.from_numpy(lps.astype(np.float32)).exp(),
+            self.finals(pick),
         )
+
+    def finals(self, pick: list[tuple[Sequence, npt.NDArray[np.int64]]]) -> Tensor:
+        """[b, n, t - 1, hidden] at the given places; without columns where there are none."""
+        if not self.with_finals:
+            return torch.zeros(len(pick), *pick[0][1].shape, 0)
+        return torch.from_numpy(np.stack([self.rows(s, "finals")[p - 1] for s, p in pick]))

@@ -1,9 +1,11 @@
 """The training objective.
 
-For the rows of a block: cross-entropy to the target's token and L1 distance to the target's
-distribution, twice: on the block's own logits over a shortlist of the vocabulary, and on the
-candidates as the transition cache rescores them. A third term turns every layer's feature
-towards the code of its row's token, which is what makes a feature readable as a predecessor.
+For the rows of a block: cross-entropy to the target's token, and L1 distance and divergence from
+the target's distribution, twice: on the block's own logits over a shortlist of the vocabulary, and
+on the candidates as the transition cache rescores them. A third term turns every layer's feature
+towards the code of its row's token, which is what makes a feature readable as a predecessor. A
+fourth pulls the rows that the head reads, the block's and the transition cache's, towards the
+target's own: of little text, 576 numbers a row teach more than one token does.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from demo_pair.model import Block, Drafter
 class Weights:
     ce: float = 0.3
     l1: float = 0.7
+    kl: float = 0.5
     align: float = 0.3
+    imitate: float = 1.0  # falls with the learning rate's share of the time, see train.py
     decay: float = 4.0  # rows further from the anchor matter less: exp(-(row - 1) / decay)
 
 
@@ -60,6 +64,7 @@ class Rows:
     top_ids: Tensor
     top_p: Tensor
     weight: Tensor
+    final: Tensor  # [m, hidden] float32, the target's normed last row
 
 
 def flat_rows(batch: Batch, decay: float) -> Rows:
@@ -73,18 +78,48 @@ def flat_rows(batch: Batch, decay: float) -> Rows:
         batch.top_ids[keep],
         batch.top_p[keep],
         weight / weight.sum(),
+        batch.finals[keep].float(),
     )
 
 
-def block_losses(logits: Tensor, rows: Rows, short: Shortlist) -> tuple[Tensor, Tensor]:
-    """CE and L1 of [m, s] logits."""
+@dataclass(frozen=True)
+class Taught:
+    """What the target's own row says over the shortlist."""
+
+    logits: Tensor  # [m, s]
+    norm: Tensor  # [m, 1] logarithm of the sum
+    mean: Tensor  # [m, hidden] expected head row
+
+
+@torch.no_grad()
+def taught(rows: Rows, listed: Tensor, short: Shortlist) -> Taught:
+    logits = F.linear(rows.final.to(listed.dtype), listed)
+    corrected = logits.float() + short.correction
+    norm = corrected.logsumexp(dim=-1, keepdim=True)
+    p = (corrected - norm).exp_().to(listed.dtype)
+    return Taught(logits, norm, p @ listed)
+
+
+def block_losses(
+    normed: Tensor, logits: Tensor, rows: Rows, short: Shortlist, target: Taught
+) -> tuple[Tensor, Tensor, Tensor]:
+    """CE, L1 and divergence KL(target || draft) of [m, s] logits, which `normed` rows gave."""
     logits = logits.float()
     norm = (logits + short.correction).logsumexp(dim=-1, keepdim=True)
     ce = norm[:, 0] - logits.gather(1, short.place[rows.label][:, None])[:, 0]
     p = (logits.gather(1, short.place[rows.top_ids]) - norm).exp()
     l1 = (p - rows.top_p).abs().sum(dim=-1)
     l1 = l1 + (p.sum(dim=-1) - rows.top_p.sum(dim=-1)).abs()
-    return (ce * rows.weight).sum(), (l1 * rows.weight).sum()
+    # The expected difference of the logits is the product with the expected head row.
+    apart = (rows.final - normed.float()) * target.mean.float()
+    kl = (norm - target.norm)[:, 0] + apart.sum(dim=-1)
+    return (ce * rows.weight).sum(), (l1 * rows.weight).sum(), (kl * rows.weight).sum()
+
+
+def imitation(normed: Tensor, rows: Rows) -> Tensor:
+    """Squared distance [] to the target's rows, relative to their squared length."""
+    distance = (normed.float() - rows.final).square().sum(dim=-1)
+    return (distance / rows.final.square().sum(dim=-1) * rows.weight).sum()
 
 
 def candidate_places(logits: Tensor, rows: Rows, short: Shortlist, top_k: int) -> Tensor:
@@ -96,19 +131,20 @@ def candidate_places(logits: Tensor, rows: Rows, short: Shortlist, top_k: int) -
     return places
 
 
-def refined_losses(scores: Tensor, candidates: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """CE, L1 and weighted accuracy of scores [m, k] of candidate ids [m, k]."""
-    scores = scores.float()
-    logp = scores.log_softmax(dim=-1)
-    true = candidates == rows.label[:, None]
+def refined_losses(
+    scores: Tensor, places: Tensor, rows: Rows, short: Shortlist, target: Taught
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """CE, L1, divergence and weighted accuracy of scores [m, k] of shortlist places [m, k]."""
+    logp = scores.float().log_softmax(dim=-1)
+    true = short.ids[places] == rows.label[:, None]
     ce = -(logp * true).sum(dim=-1)
-    match = candidates[..., None] == rows.top_ids[:, None]
-    q = (match * rows.top_p[:, None]).sum(dim=-1)
-    q = q / q.sum(dim=-1, keepdim=True).clamp_min(1e-6)
+    wanted = target.logits.gather(1, places).float().log_softmax(dim=-1)
+    q = wanted.exp()
     l1 = (logp.exp() - q).abs().sum(dim=-1)
+    kl = (q * (wanted - logp)).sum(dim=-1)
     hit = true.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0].float()
     w = rows.weight
-    return (ce * w).sum(), (l1 * w).sum(), (hit * w).sum()
+    return (ce * w).sum(), (l1 * w).sum(), (kl * w).sum(), (hit * w).sum()
 
 
 def objective(
@@ -117,16 +153,21 @@ def objective(
     """The loss of one pass, and its parts for the log."""
     keep, rows = batch.valid, flat_rows(batch, w.decay)
     listed = head[short.ids]
-    logits = F.linear(drafter.norm(block.out[:, :, 1:][keep]), listed)
-    ce, l1 = block_losses(logits, rows, short)
+    target = taught(rows, listed, short)
+    normed = drafter.norm(block.out[:, :, 1:][keep])
+    logits = F.linear(normed, listed)
+    ce, l1, kl = block_losses(normed, logits, rows, short, target)
     places = candidate_places(logits, rows, short, drafter.shape.top_k)
     refined = drafter.refine(block.last[:, :, 1:][keep], rows.previous)
     # All scores, of which the candidates' are taken: cheaper than a head row a candidate.
     scores = F.linear(refined, listed).gather(1, places)
-    ce2, l12, hit = refined_losses(scores, short.ids[places], rows)
+    ce2, l12, kl2, hit = refined_losses(scores, places, rows, short, target)
     codes = drafter.transfer_codes[rows.label]
     aligned = [F.cosine_similarity(f[:, :, 1:][keep], codes, dim=-1) for f in block.features]
     align = torch.stack([((1 - a) * rows.weight).sum() for a in aligned]).mean()
-    loss = w.ce * (ce + ce2) + w.l1 * (l1 + l12) + w.align * align
-    parts = {"ce": ce, "l1": l1, "ce_refined": ce2, "l1_refined": l12, "align": align, "hit": hit}
+    like = imitation(normed, rows) + imitation(refined, rows)
+    loss = w.ce * (ce + ce2) + w.l1 * (l1 + l12) + w.kl * (kl + kl2)
+    loss = loss + w.align * align + w.imitate * like
+    parts = {"ce": ce, "l1": l1, "kl": kl, "ce_refined": ce2, "l1_refined": l12}
+    parts |= {"kl_refined": kl2, "align": align, "imitate": like, "hit": hit}
     return loss, {name: float(value.detach()) for name, value in parts.items()}

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from demo_pair.data import HIDDEN
 from demo_pair.model import rope_tables, rotate
 from demo_pair.target import load_target, split_halves
 
-HEADS, KV_HEADS, HEAD_DIM, LAYERS, HIDDEN = 9, 3, 64, 30, 576
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
 ROPE_THETA, EPS = 100000.0, 1e-5
 GROUP = 256  # columns of the head whose maximum is looked at first
 
@@ -98,20 +99,26 @@ class Teacher:
 
         Returns logits [b, vocabulary] in bf16 and tapped rows [b, taps * hidden] in float16.
         """
-        x, tapped = self.run(ids[:, None], pos, cache)
+        x, tapped = self.run(self.embed[ids[:, None]], pos, cache)
         normed = F.rms_norm(x[:, 0], (HIDDEN,), self.norm, EPS).bfloat16()
         return F.linear(normed, self.head), tapped[:, 0]
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
         """The first positions of all sequences, ids [b, t]: tapped rows [b, t, taps * hidden]."""
-        return self.run(ids, 0, cache)[1]
+        return self.run(self.embed[ids], 0, cache)[1]
 
-    def run(self, ids: Tensor, pos: int, cache: Cache) -> tuple[Tensor, Tensor]:
-        x = self.embed[ids]
-        tapped = []
-        tables = rope_tables(torch.arange(pos, pos + ids.shape[1]), HEAD_DIM, ROPE_THETA)
-        for i, w in enumerate(self.layers):
+    @torch.inference_mode()
+    def finish(self, rows: Tensor) -> Tensor:
+        """Normed last rows [t, hidden] of a whole sequence, from the last tap's rows."""
+        x, _ = self.run(rows.float()[None], 0, Cache(1, len(rows)), self.taps[-1] + 1)
+        return F.rms_norm(x[0], (HIDDEN,), self.norm, EPS)
+
+    def run(self, x: Tensor, pos: int, cache: Cache, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Layers from `first` on over x [b, t, hidden]."""
+        tapped = [x.new_empty(*x.shape[:2], 0, dtype=torch.half)]
+        tables = rope_tables(torch.arange(pos, pos + x.shape[1]), HEAD_DIM, ROPE_THETA)
+        for i, w in list(enumerate(self.layers))[first:]:
             x = x + self.attend(i, w, x, pos, cache, tables)
             h = F.rms_norm(x, (HIDDEN,), w.ffn_norm, EPS).bfloat16()
             gate, up = F.linear(h, w.gate_up).chunk(2, dim=-1)

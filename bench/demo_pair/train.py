@@ -40,7 +40,7 @@ AVERAGE = 0.998
 SYNC = 5  # steps between two averages over the workers
 # Short blocks first: the first rows decide the accepted length, a block's prefix is a block, and
 # the same number of rows then holds more anchors. (Share of the time up to which, rows.)
-ROWS = ((0.6, 4), (0.9, 8), (1.0, 16))
+ROWS = ((0.7, 4), (0.95, 8), (1.0, 16))
 
 
 def note(message: str) -> None:
@@ -132,7 +132,7 @@ class Trainer:
         self.drafter = Drafter(shape)
         start_from_target(self.drafter, tensors, args.sources)
         width = len(shape.target_layer_ids) * shape.hidden
-        self.corpus = Corpus(args.data, width)
+        self.corpus = Corpus(args.data, width, with_finals=True)
         self.held_out = Corpus([args.held_out], width)
         self.optimizers = self.make_optimizers()
         if args.start:
@@ -181,7 +181,8 @@ class Trainer:
             block = self.drafter(
                 self.embed[ids], batch.anchors, batch.anchor_tokens, context, (tokens, where)
             )
-            return objective(self.drafter, block, batch, self.head, short, Weights())
+            weights = Weights(imitate=self.args.imitate * self.clock.rate())
+            return objective(self.drafter, block, batch, self.head, short, weights)
 
     def train_step(self) -> dict[str, float]:
         rows = self.clock.rows(self.drafter.shape.block)
@@ -327,6 +328,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="batches of a step")
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--message", type=int, default=96)
+    parser.add_argument("--imitate", type=float, default=1.0, help="weight of the target's rows")
     parser.add_argument("--sources", type=int, nargs="+", default=[26, 28, 29])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of every worker")

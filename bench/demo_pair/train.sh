@@ -53,8 +53,9 @@ for ((i = 0; i < workers; i++)); do
     collecting+=($!)
 done
 for process in "${collecting[@]}"; do wait "$process"; done
+"$python" -m demo_pair.finals --target "$target" --data "${folders[@]}"
 "$python" -m demo_pair.train --target "$target" --data "${folders[@]}" \
     --held-out "$work/held" --run "$work/run" --minutes "$minutes" \
-    --sequences 8 --blocks 16 --workers "$workers" --threads 1
+    --sequences 8 --blocks 16 --accumulate 2 --workers "$workers" --threads 1
 "$python" -m demo_pair.plot "$work/run/log.json" "$work/run/curves.png"
 echo "checkpoint: $work/run/checkpoint"
