@@ -56,7 +56,7 @@ class Flags:
     n_ctx: int | None = None
     interleave: Interleave | None = None
     server: Path | None = None
-    flash_attn: str | None = None
+    flash_attn: str = "on"
     extra: tuple[str, ...] = ()
     threads: int = 0
     output: Path = Path("bench-out")

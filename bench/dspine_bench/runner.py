@@ -19,7 +19,6 @@ from typing import Literal, Protocol
 
 from dspine import DspineError
 from dspine._client import Requests
-from dspine._launch import BY_DEVICE
 from dspine._server import Server
 
 from dspine_bench.endpoints import REQUEST_TIMEOUT_S, Endpoint, Remote
@@ -39,8 +38,7 @@ ROOM = 0.7
 class Settings:
     """What all modes have in common; see schema.Config.
 
-    `executable` is another llama-server than the package's; `flash_attn` as llama-server takes it,
-    None as `dspine serve` chooses.
+    `executable` is another llama-server than the package's; `flash_attn` as llama-server takes it.
     """
 
     repeats: int = 5
@@ -51,7 +49,7 @@ class Settings:
     quick: bool = False
     interleave: Interleave = "request"
     extra: tuple[str, ...] = ()
-    flash_attn: str | None = None
+    flash_attn: str = "on"
     executable: Path | None = None
     api_key: str | None = None
 
@@ -108,7 +106,7 @@ def open_endpoint(target: Path | None, mode: ModeSpec, settings: Settings) -> It
         n_draft=mode.n_draft if mode.drafter else None,
         n_parallel=settings.parallel,
         cache_type=mode.cache_type,
-        flash_attn=settings.flash_attn or BY_DEVICE,
+        flash_attn=settings.flash_attn,
         extra=(*settings.extra, "--metrics"),
         request_timeout_s=REQUEST_TIMEOUT_S,
         executable=settings.executable,

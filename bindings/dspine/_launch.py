@@ -21,7 +21,6 @@ Models = tuple[Model, "Model | None"]
 CACHE_TYPE = "q8_0"
 ALL_LAYERS = 999  # more than any model has
 OFF = ("off", "0", "false", "disabled")  # llama.cpp's words for it
-BY_DEVICE = "by device"  # flash attention on a GPU, none on a CPU
 FLOAT_TYPES = ("f32", "f16", "bf16")
 N_UBATCH = 512  # llama-server's own
 GIB = 1 << 30
@@ -36,9 +35,9 @@ class Choices:
         n_draft: tokens drafted a round; "auto": the stored choice, else block size - 1.
         n_parallel: slots.
         cache_type: of K and V, of target and drafter.
-        flash_attn: "on", "off" or "auto", the server's own choice; "by device" is on for a GPU and
-            off for a CPU, where it takes up to twice the time of plain attention for the rows of
-            a draft, and its V caches f16.
+        flash_attn: "on", "off" or "auto". On a CPU plain attention is up to twice as fast for the
+            rows of a draft, but rounds by their number: greedy texts then differ from plain
+            decoding's in places.
         gpu_layers: layers of target and drafter on the GPU.
         host, port: where it listens; port 0 is a free one.
         extra: words of llama-server's command line; they win over everything above.
@@ -51,7 +50,7 @@ class Choices:
     n_draft: int | Literal["auto"] | None = "auto"
     n_parallel: int | None = 1
     cache_type: str | None = CACHE_TYPE
-    flash_attn: str | None = BY_DEVICE
+    flash_attn: str | None = "on"
     gpu_layers: int | None = ALL_LAYERS
     host: str = LOOPBACK
     port: int = 0
@@ -148,7 +147,7 @@ def _settings(
         "n_ctx": None,
         "n_parallel": choices.n_parallel,
         "gpu_layers": layers,
-        "flash_attn": _flash(choices, device),
+        "flash_attn": choices.flash_attn,
         "type_k": kind,
         "type_v": kind,
     }
@@ -163,27 +162,14 @@ def _settings(
     return settings | {"host": host, "port": port}
 
 
-def _flash(choices: Choices, device: Device | None) -> str | None:
-    if choices.flash_attn != BY_DEVICE:
-        return choices.flash_attn
-    asked = settings_of(choices.extra)
-    kinds = (asked.get(name, "f16") for name in ("type_v", "type_v_draft"))
-    needed = any(kind not in FLOAT_TYPES for kind in kinds)
-    return "on" if needed or device is None or device.is_gpu else "off"
-
-
 def _drop_quantized_v(settings: dict[str, object], choices: Choices, notes: list[str]) -> None:
     """Without flash attention llama.cpp has no quantized V caches: leave those to the server."""
-    asked = settings_of(choices.extra)
-    flash = asked.get("flash_attn", settings["flash_attn"])
+    flash = settings_of(choices.extra).get("flash_attn", choices.flash_attn)
     if flash not in OFF or choices.cache_type in (None, *FLOAT_TYPES):
         return
     for name in ("type_v", "type_v_draft"):
         settings.pop(name, None)
-    why = "without flash attention"
-    if choices.flash_attn == BY_DEVICE and "flash_attn" not in asked:
-        why += ", which a CPU does without (-fa on has it)"
-    notes.append(f"V caches are f16, not {choices.cache_type}, {why}")
+    notes.append(f"V caches are f16, not {choices.cache_type}, without flash attention")
 
 
 def _listening(choices: Choices) -> tuple[str, int]:

@@ -17,7 +17,7 @@ import httpx
 from dspine import _client
 from dspine._address import LOOPBACK, ServerError, check_free
 from dspine._errors import InvalidError
-from dspine._launch import ALL_LAYERS, BY_DEVICE, CACHE_TYPE, Choices, Launch, prepare
+from dspine._launch import ALL_LAYERS, CACHE_TYPE, Choices, Launch, prepare
 from dspine._process import (
     ServerExitError,
     ServerTimeoutError,
@@ -56,8 +56,7 @@ class Server(_client.Requests):
             pair, else the file's block size - 1.
         n_parallel: slots.
         cache_type: of K and V of target and drafter.
-        flash_attn: "on", "off" or "auto", the server's own choice; "by device" is on for a GPU and
-            off for a CPU, where it is slower for the rows of a draft and V caches are then f16.
+        flash_attn: "on", "off" or "auto".
         gpu_layers: layers of target and drafter on the GPU.
         host, port: where it listens; port 0 is a free one.
         extra: further words of llama-server's command line.
@@ -79,7 +78,7 @@ class Server(_client.Requests):
         n_draft: int | Literal["auto"] | None = "auto",
         n_parallel: int | None = 1,
         cache_type: str | None = CACHE_TYPE,
-        flash_attn: str | None = BY_DEVICE,
+        flash_attn: str | None = "on",
         gpu_layers: int | None = ALL_LAYERS,
         host: str = LOOPBACK,
         port: int = 0,

@@ -28,7 +28,6 @@ from support.stand_in import Dspine, StandIn, run
 from support.workshop import Workshop
 
 CARD = Device("a card", 24 << 30, 24 << 30, is_gpu=True)
-RAM = Device("RAM", 8 << 30, 8 << 30, is_gpu=False)
 
 
 @pytest.fixture
@@ -85,28 +84,8 @@ def test_without_a_drafter(files: Files) -> None:
 
 
 def test_without_a_gpu_nothing_is_offloaded(files: Files) -> None:
-    made = launch(files, device=RAM)
+    made = launch(files, device=Device("RAM", 8 << 30, 8 << 30, is_gpu=False))
     assert not {"-ngl", "-ngld"} & set(made.command)
-
-
-def test_a_cpu_does_without_flash_attention(files: Files) -> None:
-    """It would take up to twice the time of plain attention for the rows of a draft."""
-    made = launch(files, device=RAM)
-    assert {("-fa", "off"), ("-ctk", "q8_0"), ("-ctkd", "q8_0")} <= pairs(made.command)
-    assert not {"-ctv", "-ctvd"} & set(made.command)
-    assert any("V caches are f16" in note and "CPU" in note for note in made.notes)
-
-
-@pytest.mark.parametrize(
-    "extra", [("-fa", "on"), ("-ctv", "q8_0"), ("-ctvd", "q4_0"), ("-fa", "auto")]
-)
-def test_a_cpu_has_flash_attention_where_it_is_asked_for(
-    extra: tuple[str, ...], files: Files
-) -> None:
-    made = launch(files, *extra, device=RAM)
-    assert ("-fa", "off") not in pairs(made.command)
-    assert {"-ctv", "-ctvd"} <= set(made.command), "quantized V caches stay"
-    assert not any("V caches" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(
