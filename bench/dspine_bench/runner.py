@@ -4,7 +4,7 @@ With `request`, all servers run side by side and every prompt goes to each of th
 disturbs the machine disturbs all modes alike. Where they do not fit together, `repeat` starts one
 server at a time and goes through the modes once for every repeat.
 
-Every repeat has servers of its own. Where a process's memory lies is drawn once, at its start, and
+Every repeat has servers of its own, but for those at a URL. Where a process's memory lies is drawn once, at its start, and
 moves its speed by up to a tenth: repeats on one server would agree with each other, and not with
 the next run.
 """
@@ -191,15 +191,21 @@ class Runner:
             yield endpoint
 
     def _side_by_side(self, workload: Workload) -> None:
-        for repeat in range(self._settings.repeats):
+        every = range(self._settings.repeats)
+        others = any(mode.url is not None for mode in self._modes)
+        for repeats in [every] if others else [[repeat] for repeat in every]:
             with contextlib.ExitStack() as stack:
                 open_now: dict[tuple[object, ...], Endpoint] = {}
                 for mode in self._modes:
                     if mode.server not in open_now:
                         open_now[mode.server] = stack.enter_context(self._open(workload, mode))
-                for number, unit in enumerate(self._units or ()):
-                    for mode in _rotated(self._modes, repeat + number):
-                        self._measure(unit, open_now[mode.server], mode, repeat)
+                for repeat in repeats:
+                    self._ask_in_turn(open_now, repeat)
+
+    def _ask_in_turn(self, open_now: dict[tuple[object, ...], Endpoint], repeat: int) -> None:
+        for number, unit in enumerate(self._units or ()):
+            for mode in _rotated(self._modes, repeat + number):
+                self._measure(unit, open_now[mode.server], mode, repeat)
 
     def _in_turn(self, workload: Workload) -> None:
         for repeat in range(self._settings.repeats):
