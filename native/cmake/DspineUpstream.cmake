@@ -55,19 +55,7 @@ macro(dspine_add_upstream)
     add_custom_target(dspine-programs ALL)
     add_dependencies(dspine-programs ${DSPINE_PROGRAMS})
     dspine_unversion_libraries("${DSPINE_LLAMA_DIR}")
-    dspine_avoid_wide_halves()
 endmacro()
-
-# Where a CPU has AVX512-FP16, ggml's F16 loops take 128 values at a time and convert the rest one by one in software:
-# with heads of 64 values that is all of them, and flash attention takes five times as long as without the extension.
-function(dspine_avoid_wide_halves)
-    include(CheckCXXCompilerFlag)
-    check_cxx_compiler_flag(-mno-avx512fp16 DSPINE_HAS_NO_AVX512FP16)
-    if(DSPINE_HAS_NO_AVX512FP16 AND TARGET ggml-cpu)
-        set_property(SOURCE "${DSPINE_LLAMA_DIR}/ggml/src/ggml-cpu/ops.cpp" "${DSPINE_LLAMA_DIR}/ggml/src/ggml-cpu/vec.cpp"
-            TARGET_DIRECTORY ggml-cpu APPEND PROPERTY COMPILE_OPTIONS -mno-avx512fp16)
-    endif()
-endfunction()
 
 macro(dspine_find_openssl)
     find_package(OpenSSL 3.0 QUIET)

@@ -1,14 +1,17 @@
 // BF16 products on the tiles of AMX: those of the injection are half of what a DSpine round adds to its backbone on such a
 // CPU, and ggml has tiles for quantized weights alone. In front of llamafile_sgemm, which CMakeLists.txt renames to
-// the function declared below; what is not for the tiles goes there.
+// the function declared below; what is not for the tiles goes there. It takes BF16 products of two columns and more, those
+// of a BF16 target as well, which upstream rounds by the number of columns likewise.
 #include "dspine-amx.h"
-
-#include "llamafile/sgemm.h"
 
 #include "ggml-cpu-impl.h"
 
+#ifdef GGML_USE_LLAMAFILE
+#include "llamafile/sgemm.h"
+
 extern "C" bool dspine_portable_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
         const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc, int Atype, int Btype, int Ctype);
+#endif
 
 #if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
 
@@ -23,7 +26,7 @@ namespace {
 
 constexpr int64_t SIDE    = DSPINE_TILE_SIDE;
 constexpr int64_t DEPTH   = DSPINE_TILE_DEPTH;
-constexpr int64_t COLUMNS = 256; // whose values are packed at a time
+constexpr int64_t PANEL   = 512 * 1024; // bytes of columns that are packed at a time: a part of a core's own cache
 constexpr int64_t AHEAD   = 256; // values of a row that are fetched before they are used: rows are far apart in memory
 
 void configure_tiles() {
@@ -51,6 +54,7 @@ void pack_columns(const uint16_t * b, int64_t ldb, int64_t n, int64_t k, uint32_
 // (1, 1) in 3.
 template <bool two_rows, bool two_columns>
 void accumulate(const uint16_t * a, int64_t lda, const uint32_t * b, int64_t k) {
+    __asm__ volatile("" : : : "memory"); // gcc 12 does not know that loads of tiles read memory
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -105,32 +109,47 @@ void store_columns(int tile, float * c, int64_t ldc, int64_t n) {
     }
 }
 
-// this thread's rows of C = A B^T, pairs of tiles at a time
-void multiply_share(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const uint16_t * a, int64_t lda,
-        const uint16_t * b, int64_t ldb, float * c, int64_t ldc) {
-    static thread_local std::vector<uint32_t> packed;
-    const int64_t tiles = m / SIDE;
-    const int64_t begin = tiles * params->ith / params->nth, end = tiles * (params->ith + 1) / params->nth;
-    configure_tiles();
-    for (int64_t at = 0; at < n && begin < end; at += COLUMNS) {
-        const int64_t columns = std::min(COLUMNS, n - at);
-        packed.resize((size_t) ((columns + SIDE - 1) / SIDE * SIDE * k / 2));
-        for (int64_t j = 0; j < columns; j += SIDE) {
-            pack_columns(b + (at + j) * ldb, ldb, std::min(SIDE, columns - j), k, packed.data() + j * k / 2);
-        }
-        for (int64_t tile = begin; tile < end; tile += 2) {
-            for (int64_t j = 0; j < columns; j += 2 * SIDE) {
-                const bool two_rows = tile + 1 < end, two_columns = j + SIDE < columns;
-                accumulate(a + tile * SIDE * lda, lda, packed.data() + j * k / 2, k, two_rows, two_columns);
-                for (int part = 0; part < 4; ++part) {
-                    const int64_t down = part % 2, right = part / 2;
-                    if ((!down || two_rows) && (!right || two_columns)) {
-                        store_columns(part, c + (at + j + right * SIDE) * ldc + (tile + down) * SIDE, ldc,
-                                std::min(SIDE, columns - j - right * SIDE));
-                    }
+// C = A B^T of `tiles` tiles of rows and n columns, which are packed here
+void multiply_panel(int64_t tiles, int64_t n, int64_t k, const uint16_t * a, int64_t lda, const uint16_t * b, int64_t ldb,
+        float * c, int64_t ldc, std::vector<uint32_t> & packed) {
+    packed.resize(std::max(packed.size(), (size_t) ((n + SIDE - 1) / SIDE * SIDE * k / 2)));
+    for (int64_t j = 0; j < n; j += SIDE) {
+        pack_columns(b + j * ldb, ldb, std::min(SIDE, n - j), k, packed.data() + j * k / 2);
+    }
+    for (int64_t tile = 0; tile < tiles; tile += 2) {
+        for (int64_t j = 0; j < n; j += 2 * SIDE) {
+            const bool two_rows = tile + 1 < tiles, two_columns = j + SIDE < n;
+            accumulate(a + tile * SIDE * lda, lda, packed.data() + j * k / 2, k, two_rows, two_columns);
+            for (int part = 0; part < 4; ++part) {
+                const int64_t down = part % 2, right = part / 2;
+                if ((!down || two_rows) && (!right || two_columns)) {
+                    store_columns(part, c + (j + right * SIDE) * ldc + (tile + down) * SIDE, ldc, std::min(SIDE, n - j - right * SIDE));
                 }
             }
         }
+    }
+}
+
+// This thread's part of C = A B^T. Threads share the rows; where there are more threads than tiles of rows, groups of
+// threads share the columns first.
+void multiply_share(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const uint16_t * a, int64_t lda,
+        const uint16_t * b, int64_t ldb, float * c, int64_t ldc) {
+    static thread_local std::vector<uint32_t> packed;
+    const int64_t tiles   = m / SIDE;
+    const int64_t rights  = (n + 2 * SIDE - 1) / (2 * SIDE); // pairs of tiles of columns
+    const int64_t groups  = std::clamp<int64_t>(params->nth / tiles, 1, rights);
+    const int64_t group   = params->ith % groups, member = params->ith / groups;
+    const int64_t members = (params->nth - group + groups - 1) / groups;
+    const int64_t begin   = tiles * member / members, end = tiles * (member + 1) / members;
+    const int64_t first   = rights * group / groups * 2 * SIDE, last = std::min(n, rights * (group + 1) / groups * 2 * SIDE);
+    const int64_t columns = std::max<int64_t>(PANEL / (k * 2) / (2 * SIDE), 1) * 2 * SIDE;
+    if (begin == end) {
+        return;
+    }
+    configure_tiles();
+    for (int64_t at = first; at < last; at += columns) {
+        multiply_panel(end - begin, std::min(columns, last - at), k, a + begin * SIDE * lda, lda, b + at * ldb, ldb,
+                c + at * ldc + begin * SIDE, ldc, packed);
     }
     _tile_release();
 }
@@ -160,16 +179,18 @@ void dspine_tiles_multiply(const uint16_t * a, int64_t lda, int64_t m, const uin
     _tile_release();
 }
 
+#ifdef GGML_USE_LLAMAFILE
 bool llamafile_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
         const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc, int Atype, int Btype, int Ctype) {
     const bool bf16 = Atype == GGML_TYPE_BF16 && Btype == GGML_TYPE_BF16 && Ctype == GGML_TYPE_F32;
     // one column is a vector's business; offsets of 16 columns are 32-bit numbers
-    if (!bf16 || n < 2 || m % SIDE || k % DEPTH || ldb > (1 << 24) || !dspine_has_tiles()) {
+    if (!bf16 || n < 2 || m < SIDE || m % SIDE || k % DEPTH || ldb > (1 << 24) || !dspine_has_tiles()) {
         return dspine_portable_sgemm(params, m, n, k, A, lda, B, ldb, C, ldc, Atype, Btype, Ctype);
     }
     multiply_share(params, m, n, k, (const uint16_t *) A, lda, (const uint16_t *) B, ldb, (float *) C, ldc);
     return true;
 }
+#endif
 
 #else
 
@@ -181,9 +202,11 @@ void dspine_tiles_multiply(const uint16_t *, int64_t, int64_t, const uint32_t *,
     GGML_ABORT("no tiles in this build");
 }
 
+#ifdef GGML_USE_LLAMAFILE
 bool llamafile_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
         const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc, int Atype, int Btype, int Ctype) {
     return dspine_portable_sgemm(params, m, n, k, A, lda, B, ldb, C, ldc, Atype, Btype, Ctype);
 }
+#endif
 
 #endif
