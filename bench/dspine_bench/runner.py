@@ -4,9 +4,9 @@ With `request`, all servers run side by side and every prompt goes to each of th
 disturbs the machine disturbs all modes alike. Where they do not fit together, `repeat` starts one
 server at a time and goes through the modes once for every repeat.
 
-Every repeat has servers of its own, but for those at a URL. Where a process's memory lies is drawn once, at its start, and
-moves its speed by up to a tenth: repeats on one server would agree with each other, and not with
-the next run.
+Every repeat has servers of its own, but for those at a URL. Where a process's memory lies is drawn
+once, at its start, and moves its speed by up to a tenth: repeats on one server would agree with
+each other, and not with the next run.
 """
 
 from __future__ import annotations
