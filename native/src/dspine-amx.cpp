@@ -109,25 +109,33 @@ void store_columns(int tile, float * c, int64_t ldc, int64_t n) {
     }
 }
 
-// C = A B^T of `tiles` tiles of rows and n columns, which are packed here
-void multiply_panel(int64_t tiles, int64_t n, int64_t k, const uint16_t * a, int64_t lda, const uint16_t * b, int64_t ldb,
+// Products of rows [m, k] and n packed columns, two tiles by two; store(tile, i, j) takes results [i.., j..] out of a tile.
+template <typename Store>
+void multiply_packed(const uint16_t * a, int64_t lda, int64_t m, const uint32_t * packed, int64_t n, int64_t k, const Store & store) {
+    for (int64_t i = 0; i < m; i += 2 * SIDE) {
+        for (int64_t j = 0; j < n; j += 2 * SIDE) {
+            const bool two_rows = i + SIDE < m, two_columns = j + SIDE < n;
+            accumulate(a + i * lda, lda, packed + j * k / 2, k, two_rows, two_columns);
+            for (int tile = 0; tile < 4; ++tile) {
+                const int64_t down = tile % 2, right = tile / 2;
+                if ((!down || two_rows) && (!right || two_columns)) {
+                    store(tile, i + down * SIDE, j + right * SIDE);
+                }
+            }
+        }
+    }
+}
+
+// C = A B^T of m rows and n columns, which are packed here
+void multiply_panel(int64_t m, int64_t n, int64_t k, const uint16_t * a, int64_t lda, const uint16_t * b, int64_t ldb,
         float * c, int64_t ldc, std::vector<uint32_t> & packed) {
     packed.resize(std::max(packed.size(), (size_t) ((n + SIDE - 1) / SIDE * SIDE * k / 2)));
     for (int64_t j = 0; j < n; j += SIDE) {
         pack_columns(b + j * ldb, ldb, std::min(SIDE, n - j), k, packed.data() + j * k / 2);
     }
-    for (int64_t tile = 0; tile < tiles; tile += 2) {
-        for (int64_t j = 0; j < n; j += 2 * SIDE) {
-            const bool two_rows = tile + 1 < tiles, two_columns = j + SIDE < n;
-            accumulate(a + tile * SIDE * lda, lda, packed.data() + j * k / 2, k, two_rows, two_columns);
-            for (int part = 0; part < 4; ++part) {
-                const int64_t down = part % 2, right = part / 2;
-                if ((!down || two_rows) && (!right || two_columns)) {
-                    store_columns(part, c + (j + right * SIDE) * ldc + (tile + down) * SIDE, ldc, std::min(SIDE, n - j - right * SIDE));
-                }
-            }
-        }
-    }
+    multiply_packed(a, lda, m, packed.data(), n, k, [&](int tile, int64_t i, int64_t j) {
+        store_columns(tile, c + j * ldc + i, ldc, std::min(SIDE, n - j));
+    });
 }
 
 // This thread's part of C = A B^T. Threads share the rows; where there are more threads than tiles of rows, groups of
@@ -148,7 +156,7 @@ void multiply_share(const ggml_compute_params * params, int64_t m, int64_t n, in
     }
     configure_tiles();
     for (int64_t at = first; at < last; at += columns) {
-        multiply_panel(end - begin, std::min(columns, last - at), k, a + begin * SIDE * lda, lda, b + at * ldb, ldb,
+        multiply_panel((end - begin) * SIDE, std::min(columns, last - at), k, a + begin * SIDE * lda, lda, b + at * ldb, ldb,
                 c + at * ldc + begin * SIDE, ldc, packed);
     }
     _tile_release();
@@ -164,18 +172,9 @@ bool dspine_has_tiles() {
 
 void dspine_tiles_multiply(const uint16_t * a, int64_t lda, int64_t m, const uint32_t * packed, int64_t n, int64_t k, float * out, int64_t ldo) {
     configure_tiles();
-    for (int64_t i = 0; i < m; i += 2 * SIDE) {
-        for (int64_t j = 0; j < n; j += 2 * SIDE) {
-            const bool two_rows = i + SIDE < m, two_columns = j + SIDE < n;
-            accumulate(a + i * lda, lda, packed + j * k / 2, k, two_rows, two_columns);
-            for (int part = 0; part < 4; ++part) {
-                const int64_t down = part % 2, right = part / 2;
-                if ((!down || two_rows) && (!right || two_columns)) {
-                    store_tile(part, out + (i + down * SIDE) * ldo + j + right * SIDE, ldo);
-                }
-            }
-        }
-    }
+    multiply_packed(a, lda, m, packed, n, k, [&](int tile, int64_t i, int64_t j) {
+        store_tile(tile, out + i * ldo + j, ldo);
+    });
     _tile_release();
 }
 

@@ -300,18 +300,19 @@ void cache_tile(const cache_work & w, const ggml_tensor * node, int64_t at, int6
     float * head    = refined + TILE * w.top_k;       // [n, K], head rows times the norm's weight
 
     const ggml_tensor * write = node->src[2];
+    const float * values = w.values + group * w.group_size();
     if (w.amx) {
         dspine_tiles_multiply((const uint16_t *) row(write, at), write->nb[1] / sizeof(uint16_t), n,
-                (const uint32_t *) (w.values + group * w.group_size()), pairs, w.message, written, pairs);
+                (const uint32_t *) values, pairs, w.message, written, pairs);
     } else {
         std::fill(written, written + n * pairs, 0.0f);
-    }
-    for (int64_t c = 0; c < n && !w.amx; c += STRIP) {
-        const int64_t m = std::min(STRIP, n - c);
-        for (int64_t i = 0; i < m; ++i) {
-            widen(write->type, row(write, at + c + i), strip + i * w.message, w.message);
+        for (int64_t c = 0; c < n; c += STRIP) {
+            const int64_t m = std::min(STRIP, n - c);
+            for (int64_t i = 0; i < m; ++i) {
+                widen(write->type, row(write, at + c + i), strip + i * w.message, w.message);
+            }
+            simd_gemm(written + c * pairs, strip, values, (int) m, (int) w.message, (int) pairs);
         }
-        simd_gemm(written + c * pairs, strip, w.values + group * w.group_size(), (int) m, (int) w.message, (int) pairs);
     }
 
     const float * norm = row(node->src[1], 0) + at;

@@ -37,14 +37,6 @@ static ggml_backend_dev_t device_of(const ggml_tensor * weight) {
 }
 
 // Runs graphs whose weights lie on one device.
-static size_t size_of(ggml_context * ctx) {
-    size_t size = 0;
-    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        size += ggml_nbytes(t);
-    }
-    return size;
-}
-
 class device_runner {
 public:
     device_runner(ggml_backend_dev_t dev, int32_t n_threads) : dev(dev), backend(ggml_backend_dev_init(dev, nullptr)) {
@@ -72,8 +64,9 @@ public:
 
     // gives all tensors of `ctx` a buffer, kept in `table`
     void keep(ggml_context_ptr ctx, dspine_head_table & table) {
+        const size_t size = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx.get(), ggml_backend_get_default_buffer_type(backend.get()));
         ggml_backend_buffer_ptr buffer { ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) };
-        check(buffer != nullptr, "has no room for its " + std::to_string(size_of(ctx.get()) / 1048576) +
+        check(buffer != nullptr, "has no room for its " + std::to_string(size / 1048576) +
                 " MiB; f16 takes half of what f32 does, and a smaller -c leaves more");
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         table.buffers.push_back(std::move(buffer));

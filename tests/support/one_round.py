@@ -24,29 +24,25 @@ from support.workshop import EXACT
 
 NO_KERNEL = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 CONTEXT = 20  # rows of features before the block
+LINE = 64  # bytes of a cache line
 
 
-LINE = 64  # bytes
-UNALIGNED = "results off a cache line"
-
-
-def operations(target: Path, draft: Path, rows: int) -> collections.Counter[str]:
-    """Operations of one draft's graph, counted while it runs; `UNALIGNED` beside them."""
+def operations(target: Path, draft: Path, rows: int) -> tuple[collections.Counter[str], int]:
+    """Kernels of one draft's graph, counted while it runs, and how many results lie off a line."""
     lib = api()
     ggml = ctypes.CDLL(str(native.library_candidates()[0].with_name("libggml-base.so")))
     ggml.ggml_op_desc.restype = ctypes.c_char_p
     for function in (ggml.ggml_op_desc, ggml.ggml_get_data, ggml.ggml_nbytes):
         function.argtypes = [ctypes.c_void_p]
     ggml.ggml_get_data.restype = ggml.ggml_nbytes.restype = ctypes.c_size_t
-    found: collections.Counter[str] = collections.Counter()
+    found: list[tuple[str, bool]] = []  # operation, whether its result lies off a line
 
     @lib.ggml_backend_sched_eval_callback
     def count(tensor: int, ask: bool, data: Any) -> bool:
         if ask:
-            op = ggml.ggml_op_desc(tensor).decode()
-            found[op] += 1
-            whole = op not in NO_KERNEL and ggml.ggml_nbytes(tensor) % LINE == 0
-            found[UNALIGNED] += whole and ggml.ggml_get_data(tensor) % LINE != 0
+            whole = ggml.ggml_nbytes(tensor) % LINE == 0
+            off = whole and ggml.ggml_get_data(tensor) % LINE != 0
+            found.append((ggml.ggml_op_desc(tensor).decode(), off))
         return False
 
     default = lib.llama_context_default_params
@@ -66,7 +62,8 @@ def operations(target: Path, draft: Path, rows: int) -> collections.Counter[str]
             drafter.tokens(rows, 0, logits=False)
             found.clear()
             drafter.tokens(rows, 0, logits=False)
-    return collections.Counter({op: n for op, n in found.items() if op not in NO_KERNEL})
+    kernels = [(op, off) for op, off in found if op not in NO_KERNEL]
+    return collections.Counter(op for op, _ in kernels), sum(off for _, off in kernels)
 
 
 def draft_blocks(target: Path, draft: Path, rows: int, blocks: int) -> list[dict[str, Any]]:
@@ -83,10 +80,10 @@ def draft_blocks(target: Path, draft: Path, rows: int, blocks: int) -> list[dict
 def main() -> None:
     target, draft, rows, blocks = sys.argv[1:]
     paths = Path(target), Path(draft)
-    counted = operations(*paths, int(rows))
+    counted, unaligned = operations(*paths, int(rows))
     result = {
-        "unaligned": counted.pop(UNALIGNED, 0),
         "operations": counted,
+        "unaligned": unaligned,
         "blocks": draft_blocks(*paths, int(rows), int(blocks)),
     }
     sys.stdout.write(json.dumps(result))
