@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 from dspine import Pair, PairOptions
 from torch import Tensor
 
-from demo_pair.collect import Text, texts_of
 from demo_pair.model import Drafter, load_checkpoint
 from demo_pair.target import load_target
+from demo_pair.texts import Text, texts_of
 
 
 def walk(
@@ -85,9 +86,8 @@ def main() -> None:
     )
     found: list[Any] = []
     with Pair(args.target, args.draft, options) as pair, torch.inference_mode():
-        for number, text in enumerate(texts_of(args.held_out / "texts.jsonl", 0)):
-            if number < args.texts:
-                found += rounds_of(pair, drafter, embed, text, args.each)
+        for text in islice(texts_of(args.held_out / "texts.jsonl"), args.texts):
+            found += rounds_of(pair, drafter, embed, text, args.each)
     # JSON has no infinity: null stands for "not among PyTorch's candidates".
     gaps = [gap if gap < float("inf") else None for gap in found if gap is not None]
     report = {"schema_version": 1, "rounds": len(found), "same": len(found) - len(gaps)}

@@ -1,12 +1,15 @@
-"""Training text in bulk: PyTorch continues many prompts at once and stores what it held.
+"""Training text in bulk: PyTorch continues many prompts at once, then reads what was written.
 
     python -m demo_pair.bulk prepare --server URL --out FILE           prompts as token ids
-    python -m demo_pair.bulk run --target GGUF --prompts FILE --out DIR --shard 0/2
+    python -m demo_pair.bulk write --target GGUF --prompts FILE --out TEXTS.jsonl --shard 0/2
+    python -m demo_pair.bulk pack --texts TEXTS.jsonl .. --out TEXTS.npz
+    python -m demo_pair.bulk read --target GGUF --texts TEXTS.npz --out DIR --shard 0/2
     python -m demo_pair.bulk compare --target GGUF --out DIR           with the library
 
-The files are those of `collect.py read`. Half of the prompts are templates; of the others only the
-opening is given, and the target writes the rest of the question itself, at temperature 1, before
-it answers. All sequences of a wave stand at the same position, prompts included.
+Half of the prompts are templates; of the others only the opening is given, and the target writes
+the rest of the question itself, at temperature 1, before it answers. All sequences of a wave stand
+at the same position, prompts included. `read` makes the files of `collect.py read`, and
+`finals.bin`, float16 [hidden] a token: the target's normed last rows, which training imitates.
 """
 
 from __future__ import annotations
@@ -15,27 +18,29 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import httpx
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from demo_pair.collect import SAMPLED_SHARE, TARGET_LAYER_IDS, TOP, Store, Text, note
+from demo_pair.collect import SAMPLED_SHARE, TARGET_LAYER_IDS, TOP, Store, note
 from demo_pair.data import HIDDEN, Corpus
 from demo_pair.prompts import Prompt, held_out, openings, training_prompts
 from demo_pair.teacher import Cache, Teacher, likeliest
+from demo_pair.texts import Text, pack, texts_of
 
 TOP_K, TOP_P = 20, 0.95
 END = 2  # <|im_end|>
 QUESTION_LIMIT = 64
 DROP_EVERY = 8  # steps between two looks at who is done
 GROW = 64  # positions that the cache grows by
+T = TypeVar("T")
 ASKED = 32  # prompts that are tokenized at a time
 PREFILL = 16  # sequences in one pass over their prompts
 # What stands between question and answer in the chat format: <|im_end|>\n<|im_start|>assistant\n
@@ -85,8 +90,8 @@ def begin(start: Start, given: int) -> Slot:
 
 
 def draw(top_lp: Tensor, generator: torch.Generator) -> Tensor:
-    """Indices [b] into the likeliest tokens, at temperature 1 after top_k and top_p."""
-    p = top_lp[:, :TOP_K].exp()
+    """Indices [b] into the top_k likeliest tokens, at temperature 1 and after top_p."""
+    p = top_lp.exp()
     p = p / p.sum(dim=-1, keepdim=True)
     p = p * (p.cumsum(dim=-1) - p < TOP_P)
     return torch.multinomial(p, 1, generator=generator)[:, 0]
@@ -98,14 +103,8 @@ class Wave:
     def __init__(self, teacher: Teacher, starts: list[Start], limit: int, seed: int) -> None:
         self.teacher, self.limit = teacher, limit
         self.given = min(len(s.ids) for s in starts)
-        self.length = max(len(s.ids) for s in starts) + QUESTION_LIMIT + len(TURN) + limit
-        self.length += DROP_EVERY
         self.slots = [begin(s, self.given) for s in starts]
         self.rows = list(range(len(starts)))  # slots of the cache's rows
-        shape = (len(starts), self.length)
-        self.taps = np.zeros((*shape, len(TARGET_LAYER_IDS) * HIDDEN), np.float16)
-        self.top_ids = np.zeros((*shape, TOP), np.int32)
-        self.top_lp = np.zeros((*shape, TOP), np.float16)
         self.generator = torch.Generator().manual_seed(seed)
 
     def run(self) -> None:
@@ -131,16 +130,12 @@ class Wave:
             some = slice(first, first + PREFILL)
             ids = torch.tensor([slot.tokens[:count] for slot in self.slots[some]])
             part = Cache(len(ids), count)
-            self.taps[some, :count] = self.teacher.prefill(ids, part).numpy()
+            self.teacher.prefill(ids, part)
             cache.fill(first, part)
 
     def one_step(self, pos: int, cache: Cache) -> None:
         ids = torch.tensor([self.slots[r].tokens[pos] for r in self.rows])
-        logits, taps = self.teacher.step(ids, pos, cache)
-        top_ids, top_lp = likeliest(logits, TOP)
-        self.taps[self.rows, pos] = taps.numpy()
-        self.top_ids[self.rows, pos] = top_ids.int().numpy()
-        self.top_lp[self.rows, pos] = top_lp.half().numpy()
+        top_ids, top_lp = likeliest(self.teacher.step(ids, pos, cache), TOP_K)
         drawn = top_ids.gather(1, draw(top_lp, self.generator)[:, None])[:, 0].tolist()
         for row, greedy, other in zip(self.rows, top_ids[:, 0].tolist(), drawn, strict=True):
             if not self.slots[row].done:
@@ -148,55 +143,82 @@ class Wave:
             elif len(self.slots[row].tokens) == pos + 1:
                 self.slots[row].tokens.append(END)  # a row that waits to be dropped
 
-    def texts(self) -> Iterator[tuple[Text, dict[str, npt.NDArray[Any]]]]:
-        for row, slot in enumerate(self.slots):
+    def texts(self) -> Iterator[Text]:
+        for slot in self.slots:
             end = slot.answer_at + self.limit
             tokens = slot.tokens[: min(end, len(slot.tokens))]
             if END in tokens[slot.answer_at :]:
                 tokens = tokens[: tokens.index(END, slot.answer_at) + 1]
             prompt, answer = tokens[: slot.answer_at], tokens[slot.answer_at :]
-            n = len(tokens)
-            arrays: dict[str, npt.NDArray[Any]] = {
-                "tokens": np.array(tokens, np.int32),
-                "taps": self.taps[row, :n],
-                "top_ids": self.top_ids[row, :n],
-                "top_lp": self.top_lp[row, :n],
-            }
-            yield Text(slot.start.category, slot.start.sampled, prompt, answer), arrays
+            yield Text(slot.start.category, slot.start.sampled, prompt, answer)
 
 
-def run(args: argparse.Namespace) -> None:
-    torch.set_num_threads(args.threads)
+def waves(starts: list[Start], pool: int, batch: int) -> Iterator[list[Start]]:
+    """Prompts of about one length together: nobody waits for the longest."""
+    for first in range(0, len(starts), pool):
+        some = sorted(starts[first : first + pool], key=lambda s: len(s.ids))
+        yield from (some[i : i + batch] for i in range(0, len(some), batch))
+
+
+def resume(out: Path, progress: Path) -> int:
+    """Number of waves that stand whole in `out`; what an interrupted one left is cut off."""
+    done, size = json.loads(progress.read_text()) if progress.exists() else (0, 0)
+    with out.open("ab") as file:
+        file.truncate(size)
+    return int(done)
+
+
+def write(args: argparse.Namespace) -> None:
+    """Append the continuations of a share of the prompts to a file of JSON lines."""
     teacher = Teacher(args.target, TARGET_LAYER_IDS)
-    shard, shards = map(int, args.shard.split("/"))
     lines = args.prompts.read_text(encoding="utf-8").splitlines()
     forbidden = {tuple(ids) for ids in json.loads(lines[0])}
-    starts = [Start(**json.loads(line)) for line in lines[1:]][shard::shards]
-    store = Store(args.out)
-    counter = args.out / "waves"
-    done = int(counter.read_text()) if counter.exists() else 0
-    made = 0
-    # Prompts of about one length together: nobody waits for the longest.
-    waves = [starts[i : i + args.pool] for i in range(0, len(starts), args.pool)]
-    for number, pool in enumerate(waves):
-        pool.sort(key=lambda s: len(s.ids))
-        for i in range(0, len(pool), args.batch):
-            some = pool[i : i + args.batch]
-            made += 1
-            if made <= done:
-                continue
-            began = time.monotonic()
-            wave = Wave(teacher, some, args.n_predict, number * 1000 + i + shard)
-            wave.run()
-            for text, arrays in wave.texts():
+    starts = [Start(**json.loads(line)) for line in share(args, lines[1:])]
+    progress = args.out.with_suffix(".progress")
+    done = resume(args.out, progress)
+    for number, some in enumerate(waves(starts, args.pool, args.batch)):
+        if number < done:
+            continue
+        began = time.monotonic()
+        wave = Wave(teacher, some, args.n_predict, number * 100 + int(args.shard.split("/")[0]))
+        wave.run()
+        with args.out.open("a", encoding="utf-8") as out:
+            for text in wave.texts():
                 if tuple(text.prompt) not in forbidden and len(text.continuation) > 2:
-                    store.append(text, arrays)
-            counter.write_text(f"{made}\n")
-            spoken = sum(len(s.tokens) - s.answer_at for s in wave.slots)
-            rate = spoken / (time.monotonic() - began)
-            note(
-                f"{store.sequences} sequences, {store.rows} tokens, {rate:.0f} new tokens a second"
-            )
+                    out.write(json.dumps(asdict(text)) + "\n")
+        progress.write_text(json.dumps([number + 1, args.out.stat().st_size]))
+        spoken = sum(len(s.tokens) - s.answer_at for s in wave.slots)
+        rate = spoken / (time.monotonic() - began)
+        note(f"wave {number + 1}: {spoken} new tokens, {rate:.0f} a second")
+
+
+def share(args: argparse.Namespace, items: Iterable[T]) -> Iterator[T]:
+    shard, shards = map(int, args.shard.split("/"))
+    return islice(items, shard, None, shards)
+
+
+def all_texts(args: argparse.Namespace) -> Iterator[Text]:
+    return chain.from_iterable(texts_of(path) for path in args.texts)
+
+
+def read(args: argparse.Namespace) -> None:
+    """Store what the target holds over a share of the texts; resumable."""
+    teacher, store = Teacher(args.target, TARGET_LAYER_IDS), Store(args.out)
+    for text in islice(share(args, all_texts(args)), store.sequences, None):
+        ids = torch.tensor(text.prompt + text.continuation)
+        found = teacher.read(ids, TOP)
+        store.append(
+            text,
+            {
+                "tokens": ids.int().numpy(),
+                "taps": found.taps.numpy(),
+                "top_ids": found.top_ids.int().numpy(),
+                "top_lp": found.top_lp.half().numpy(),
+                "finals": found.finals.numpy(),
+            },
+        )
+        if store.sequences % 100 == 0:
+            note(f"{store.sequences} sequences, {store.rows} tokens")
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -238,7 +260,9 @@ async def prepare(args: argparse.Namespace) -> None:
         forbidden = [await ids_of(await shape(prompt.text)) for prompt in held_out()]
         wanted: list[tuple[Prompt, bool]] = []
         for whole, opening in zip(
-            training_prompts(args.count, args.seed), openings(args.count, args.seed), strict=True
+            training_prompts(args.count, args.seed, args.own),
+            openings(args.count, args.seed),
+            strict=True,
         ):
             wanted += [(whole, False), (opening, True)]
 
@@ -261,14 +285,16 @@ async def prepare(args: argparse.Namespace) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=("prepare", "run", "compare"))
+    parser.add_argument("stage", choices=("prepare", "write", "pack", "read", "compare"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--server", default="http://127.0.0.1:8080")
     parser.add_argument("--count", type=int, default=6000, help="templates, and as many openings")
     parser.add_argument("--longest", type=int, default=320, help="tokens of a prompt")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--own", action="store_true", help="prompts without others' text")
     parser.add_argument("--target", type=Path)
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--texts", type=Path, nargs="+")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pool", type=int, default=1024)
@@ -279,13 +305,18 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    torch.set_num_threads(args.threads)
     if args.stage == "prepare":
         asyncio.run(prepare(args))
-    elif args.stage == "compare":
-        compare(args)
-    else:
+    elif args.stage == "write":
+        write(args)
+    elif args.stage == "pack":
+        note(f"{pack(args.out, all_texts(args))} tokens")
+    elif args.stage == "read":
         args.out.mkdir(parents=True, exist_ok=True)
-        run(args)
+        read(args)
+    else:
+        compare(args)
 
 
 if __name__ == "__main__":

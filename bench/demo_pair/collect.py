@@ -20,8 +20,9 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from demo_pair.prompts import Prompt, held_out, training_prompts
+from demo_pair.texts import Text, texts_of
 
 # Outputs of these target layers, early to late. The last one (29) is not published by llama.cpp.
 TARGET_LAYER_IDS = (2, 9, 16, 23, 28)
 TOP = 32
 SAMPLED_SHARE = 0.35
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and one continuation, as token ids."""
-
-    category: str
-    sampled: bool
-    prompt: list[int]
-    continuation: list[int]
 
 
 @dataclass(frozen=True)
@@ -130,8 +122,6 @@ def top_logprobs(
 class Store:
     """The flat files of the second stage; a sequence counts once its index line is written."""
 
-    WIDTHS = ("tokens", "taps", "top_ids", "top_lp")
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = folder / "index.jsonl"
@@ -142,8 +132,8 @@ class Store:
 
     def append(self, text: Text, arrays: dict[str, npt.NDArray[Any]]) -> None:
         length = len(text.prompt) + len(text.continuation)
-        for name in self.WIDTHS:
-            array = np.ascontiguousarray(arrays[name])
+        for name, rows in arrays.items():
+            array = np.ascontiguousarray(rows)
             with (self.folder / f"{name}.bin").open("ab") as file:
                 # An interrupted run may have left a longer file than the index knows.
                 file.truncate(self.rows * array[0].nbytes)
@@ -161,12 +151,6 @@ class Store:
         self.sequences += 1
 
 
-def texts_of(path: Path, skip: int) -> Iterable[Text]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        if number >= skip:
-            yield Text(**json.loads(line))
-
-
 def read(args: argparse.Namespace) -> None:
     """Prefill every text and store what training needs of the target."""
     from dspine import Pair, PairOptions  # the native library is needed only here
@@ -175,7 +159,7 @@ def read(args: argparse.Namespace) -> None:
     options = PairOptions(n_ctx=2048, n_batch=2048, n_ubatch=512, n_threads=args.threads)
     with Pair(args.target, None, options) as pair:
         pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
-        for text in texts_of(args.out / "texts.jsonl", store.sequences):
+        for text in islice(texts_of(args.out / "texts.jsonl"), store.sequences, None):
             ids = np.array(text.prompt + text.continuation, np.int32)
             pair.truncate(0, 0)
             pair.target_decode(0, ids, 0)

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from demo_pair.target import quicker_type
+
 HIDDEN = 576
 TOP_STORED = 32
 SAMPLED_WEIGHT = 0.5
@@ -50,7 +52,7 @@ class Part:
     taps: npt.NDArray[np.float16]
     top_ids: npt.NDArray[np.int32]
     top_lp: npt.NDArray[np.float16]
-    finals: npt.NDArray[np.float16] | None  # of finals.py; only to train on
+    finals: npt.NDArray[np.float16] | None  # of bulk.py; only to train on
 
 
 def open_part(folder: Path, width: int, with_finals: bool) -> Part:
@@ -69,7 +71,7 @@ def open_part(folder: Path, width: int, with_finals: bool) -> Part:
 
 class Corpus:
     def __init__(self, folders: list[Path], width: int, with_finals: bool = False) -> None:
-        """`with_finals`: only sequences that finals.py has seen, as `sample` needs them."""
+        """`with_finals`: the folders are of `bulk.py read`, as `sample` needs them."""
         self.folders, self.width, self.with_finals = folders, width, with_finals
         self.reload()
 
@@ -80,13 +82,12 @@ class Corpus:
             index = folder / "index.jsonl"
             if not index.exists() or not index.stat().st_size:
                 continue
-            part = open_part(folder, self.width, self.with_finals)
-            self.parts.append(part)
-            whole = len(part.tokens if part.finals is None else part.finals)
-            for line in index.read_text(encoding="utf-8").splitlines():
+            # The index first: the files hold at least what it names.
+            lines = index.read_text(encoding="utf-8").splitlines()
+            self.parts.append(open_part(folder, self.width, self.with_finals))
+            for line in lines:
                 entry = json.loads(line)
-                ended = entry["start"] + entry["length"] <= whole
-                if ended and entry["length"] - entry["prompt"] > 2:
+                if entry["length"] - entry["prompt"] > 2:
                     self.sequences.append(Sequence(len(self.parts) - 1, **entry))
         spoken = np.array([s.length - s.prompt for s in self.sequences], float)
         self.tokens = int(spoken.sum())
@@ -106,7 +107,7 @@ class Corpus:
 
     def batch(self, chosen: list[Sequence], anchors: npt.NDArray[np.int64], rows: int) -> Batch:
         length = int(anchors.max())
-        taps = torch.zeros(len(chosen), length, self.width, dtype=torch.bfloat16)
+        taps = torch.zeros(len(chosen), length, self.width, dtype=quicker_type())
         for row, seq in enumerate(chosen):
             some = np.array(self.rows(seq, "taps")[:length])
             taps[row, : len(some)] = torch.from_numpy(some)

@@ -1,7 +1,7 @@
 """Is the text still the target's at temperature 1? One drafted place, many samples, chi-square.
 
     python -m demo_pair.distribution --server llama-server --target T.gguf --draft D.gguf \\
-        --texts DIR --out F
+        --texts FILE --out F
 
 The prompt ends where the target's next token is certain (top_p leaves one candidate) and the one
 after it is open. That second token is drafted and verified, so its distribution over many seeds
@@ -26,8 +26,8 @@ from dspine import Pair, PairOptions, Server
 from dspine_bench.llama_server import plain_server
 from scipy.stats import chisquare
 
-from demo_pair.collect import texts_of
 from demo_pair.evaluate import SAMPLED
+from demo_pair.texts import texts_of
 
 TOP_K, TOP_P = SAMPLED["top_k"], SAMPLED["top_p"]
 N_PREDICT = 4  # the certain token, the tested one, and room for a draft of two
@@ -57,7 +57,7 @@ def find_place(target: Path, draft: Path, texts: Path) -> Place:
     """The first place whose open token is drafted with a probability of 0.2 to 0.8."""
     options = PairOptions(n_ctx=1024, n_batch=1024, n_threads=1)
     with Pair(target, draft, options) as pair:
-        for text in texts_of(texts, 0):
+        for text in texts_of(texts):
             tokens = text.prompt + text.continuation
             pair.truncate(0, 0)
             pair.target_decode(0, tokens, 0)

@@ -75,7 +75,7 @@ run() {
     greedy_q4_k_m) greedy "$1" Q4_K_M ;;
     sampled_q8_0) greedy "$1" Q8_0 --sampled ;;
     distribution) part "$1" "$1.json" demo_pair.distribution --server "$server" \
-        --target "$target" --draft "$(draft Q8_0)" --texts "$held" --threads 1 ;;
+        --target "$target" --draft "$(draft Q8_0)" --texts "$held/texts.jsonl" --threads 1 ;;
     parts) part "$1" "$1.json" demo_pair.offline --target "$target" --checkpoint "$checkpoint" \
         --held-out "$held" --limit 128 ;;
     agreement) part "$1" "$1.json" demo_pair.agree --target "$out/models/target-F32.gguf" \

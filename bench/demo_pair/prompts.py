@@ -18,16 +18,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# Share of each category in the training set. Code and JSON are what a local user drafts most.
+# Share of each category in the training set. Code is what a local user drafts most.
 SHARES = {
-    "code": 0.24,
-    "json": 0.16,
-    "arithmetic": 0.10,
-    "extraction": 0.10,
-    "lists": 0.10,
-    "chat": 0.12,
+    "code": 0.30,
+    "json": 0.13,
+    "arithmetic": 0.09,
+    "extraction": 0.08,
+    "lists": 0.12,
+    "chat": 0.13,
     "stories": 0.09,
-    "translation": 0.09,
+    "translation": 0.06,
 }
 
 
@@ -93,29 +93,56 @@ THINGS = words(
     "a board game|a flower|a bird|a dessert|a school subject|a piece of furniture|a spice|a city"
 )
 TASKS = words(
-    "reverses a string|checks whether a number is prime|computes the factorial of a number|"
-    "finds the maximum of a list|counts the vowels in a string|sorts a list of numbers|"
-    "merges two sorted lists|checks whether a string is a palindrome|computes the Fibonacci "
-    "sequence|removes duplicates from a list|computes the average of a list|converts Celsius to "
-    "Fahrenheit|counts the words in a text|finds the longest word in a sentence|flattens a nested "
-    "list|computes the greatest common divisor of two numbers|checks whether two strings are "
-    "anagrams|converts a number to binary|capitalizes every word of a sentence|finds the second "
-    "largest number in a list|sums the digits of a number|reads a file line by line|writes a list "
-    "to a file|counts how often each character occurs|performs a binary search|transposes a "
-    "matrix|multiplies two matrices|rotates a list by k positions|validates an email address|"
-    "computes the power of a number|finds all even numbers in a list|swaps the keys and values of "
-    "a dictionary|groups words by their length|finds the intersection of two lists|splits a list "
-    "into chunks|generates a random password|computes the area of a circle|checks whether a year "
-    "is a leap year|converts a string to an integer|prints a multiplication table|finds missing "
-    "numbers in a range|computes the median of a list|implements bubble sort|implements a stack|"
-    "implements a queue|implements a linked list|parses a CSV file|counts lines in a file|"
-    "formats a date|computes compound interest|computes the distance between two points"
+    "reverses a string|checks whether a number is prime|computes the factorial of a number|finds "
+    "the maximum of a list|counts the vowels in a string|sorts a list of numbers|merges two "
+    "sorted lists|checks whether a string is a palindrome|computes the Fibonacci sequence|removes "
+    "duplicates from a list|computes the average of a list|converts Celsius to Fahrenheit|counts "
+    "the words in a text|finds the longest word in a sentence|flattens a nested list|computes the "
+    "greatest common divisor of two numbers|checks whether two strings are anagrams|converts a "
+    "number to binary|capitalizes every word of a sentence|finds the second largest number in a "
+    "list|sums the digits of a number|reads a file line by line|writes a list to a file|counts "
+    "how often each character occurs|performs a binary search|transposes a matrix|multiplies two "
+    "matrices|rotates a list by k positions|validates an email address|computes the power of a "
+    "number|finds all even numbers in a list|swaps the keys and values of a dictionary|groups "
+    "words by their length|finds the intersection of two lists|splits a list into chunks|"
+    "generates a random password|computes the area of a circle|checks whether a year is a leap "
+    "year|converts a string to an integer|prints a multiplication table|finds missing numbers in "
+    "a range|computes the median of a list|implements bubble sort|implements a stack|implements a "
+    "queue|implements a linked list|parses a CSV file|counts lines in a file|formats a date|"
+    "computes compound interest|computes the distance between two points|downloads a web page|"
+    "writes a dictionary to a JSON file|lists the files of a directory|deletes empty directories|"
+    "copies a file|counts the lines of a file|searches a text for a pattern|replaces a word in a "
+    "file|computes the days between two dates|converts seconds to hours and minutes|sorts a list "
+    "of dictionaries by a key|merges two dictionaries|inverts a binary tree|traverses a tree in "
+    "order|finds the shortest path in a graph|implements depth-first search|implements a queue "
+    "with two stacks|implements quicksort|implements merge sort|implements insertion sort|"
+    "computes a moving average|normalizes a list of numbers|computes the standard deviation|"
+    "rounds a number to two digits|checks whether a number is a perfect square|lists the prime "
+    "factors of a number|computes the least common multiple|converts decimal to hexadecimal|"
+    "encodes a text with a Caesar cipher|hashes a password|checks the strength of a password|"
+    "removes punctuation from a text|counts the sentences of a text|wraps a text to a given width|"
+    "censors given words|joins a list of strings with commas|pads a number with zeros|parses a "
+    "URL|sends an HTTP request|reads settings from a file|logs messages to a file|retries a "
+    "function three times|caches the results of a function|asks the user for a number until it is "
+    "valid|plays rock, paper, scissors|draws a triangle of stars|simulates rolling two dice|"
+    "shuffles a list|picks a random element|converts miles to kilometers|computes the body mass "
+    "index|computes a grade from a score|prints the numbers from 1 to 100 with FizzBuzz|checks "
+    "whether a list is sorted|finds the first repeated element|finds pairs with a given sum|"
+    "computes the product of a list|zips two lists into a dictionary|filters a list of words by "
+    "length|partitions a list by a condition|finds the index of an element"
 )
 CLASSES = words(
     "a bank account|a rectangle|a library book|a shopping cart|a student|a car|a stack|a queue|"
     "a temperature sensor|a playlist|a parking lot|a matrix|a timer|a user profile|an inventory|"
     "a binary tree|a circle|an employee|a hotel room|a deck of cards|a phone book|a to-do list|"
     "a point in space|a fraction|a vending machine|a calendar event|a blog post|a train ticket"
+)
+WISHES = words(
+    "Explain how it works.|Add a docstring.|Add type hints.|Handle errors.|Include an example "
+    "call.|Keep it short.|Use a loop.|Use recursion.|Add comments.|Do not use any library.|Show "
+    "the output for an example.|Return None when the input is empty.|Raise a ValueError for bad "
+    "input.|Explain its time complexity.|Write a test for it as well.|Use a list comprehension.|"
+    "Name it solve.|Show the code first, then explain it."
 )
 LANGUAGES = words("Python|Python|Python|Python|JavaScript|Java|C|C++|Go|Rust|SQL|Bash|TypeScript")
 PHRASES = words(
@@ -220,27 +247,41 @@ def package_notes() -> list[str]:
 
 
 class Maker:
-    """Draws prompts of each category."""
+    """Draws prompts of each category; `own`: of the templates alone, without others' text."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, own: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.functions = documented_functions()
-        self.notes = module_notes()
-        self.packages = package_notes() or self.notes
+        self.functions = [] if own else documented_functions()
+        self.notes = [] if own else module_notes()
+        self.packages = [] if own else package_notes() or self.notes
 
     def code(self) -> str:
         rng = self.rng
-        name, doc, source = rng.choice(self.functions)
         language = pick(rng, LANGUAGES)
         forms: list[Callable[[], str]] = [
             lambda: f"Write a {language} function that {pick(rng, TASKS)}.",
             lambda: f"Write a {language} function that {pick(rng, TASKS)}. Only show the code.",
+            lambda: f"Write a Python function that {pick(rng, TASKS)}. {pick(rng, WISHES)}",
+            lambda: f"Write a Python function that {pick(rng, TASKS)}. {pick(rng, WISHES)}",
             lambda: f"Write a Python class for {pick(rng, CLASSES)} with a few useful methods.",
-            lambda: f"Write a Python function `{name}`. {doc}",
-            lambda: f"Implement this in Python: {doc}",
+            lambda: f"Write a Python class for {pick(rng, CLASSES)}. {pick(rng, WISHES)}",
             lambda: f"Write a small {language} program that {pick(rng, TASKS)} and prints it.",
             lambda: f"Write unit tests in Python for a function that {pick(rng, TASKS)}.",
             lambda: f"Show an example of how to use Python to do this: {pick(rng, TASKS)}.",
+            lambda: (
+                f"Write two Python functions, one that {pick(rng, TASKS)} and one that "
+                f"{pick(rng, TASKS)}."
+            ),
+        ]
+        if self.functions:
+            forms += self.about_functions()
+        return rng.choice(forms)()
+
+    def about_functions(self) -> list[Callable[[], str]]:
+        name, doc, source = self.rng.choice(self.functions)
+        forms: list[Callable[[], str]] = [
+            lambda: f"Write a Python function `{name}`. {doc}",
+            lambda: f"Implement this in Python: {doc}",
             lambda: f'def {name}():\n    """{doc}"""\n\nComplete this Python function.',
         ]
         if len(source) < 700:
@@ -249,7 +290,7 @@ class Maker:
                 lambda: f"Rewrite this function with type hints:\n\n```python\n{source}\n```",
                 lambda: f"Write a docstring for this function:\n\n```python\n{source}\n```",
             ]
-        return rng.choice(forms)()
+        return forms
 
     def json(self) -> str:
         rng = self.rng
@@ -296,7 +337,6 @@ class Maker:
 
     def extraction(self) -> str:
         rng = self.rng
-        note = rng.choice(self.notes)
         first, second = rng.sample(NAMES, 2)
         message = (
             f"Hi {first}, this is {second} {pick(rng, SURNAMES)}. The meeting about "
@@ -305,7 +345,7 @@ class Maker:
             f"bring {rng.randint(2, 40)} {pick(rng, ITEMS)}. You can call me at "
             f"555-{rng.randint(1000, 9999)}."
         )
-        text = note if rng.random() < 0.5 else message
+        text = rng.choice(self.notes) if self.notes and rng.random() < 0.5 else message
         ask = [
             "Summarize this text in one sentence",
             "List the key points of this text",
@@ -354,11 +394,14 @@ class Maker:
             f"Write a short email to {pick(rng, NAMES)} about {topic}.",
             f"Describe the history of {topic}.",
             f"Who are you and what can you tell me about {topic}?",
-            f"What is this software for? {rng.choice(self.packages)}",
             f"Write a short paragraph about {topic} and {pick(rng, TOPICS)}.",
             f"What is the most important thing to know about {topic}?",
-            f"Explain the following in simple words: {rng.choice(self.notes)}",
         ]
+        if self.notes:
+            forms += [
+                f"What is this software for? {rng.choice(self.packages)}",
+                f"Explain the following in simple words: {rng.choice(self.notes)}",
+            ]
         return rng.choice(forms)
 
     def stories(self) -> str:
@@ -402,9 +445,9 @@ def held_out() -> list[Prompt]:
     return [Prompt(category, text) for category, texts in listed.items() for text in texts]
 
 
-def training_prompts(count: int, seed: int = 1) -> Iterator[Prompt]:
-    """`count` different prompts, categories mixed by `SHARES`."""
-    maker = Maker(seed)
+def training_prompts(count: int, seed: int = 1, own: bool = False) -> Iterator[Prompt]:
+    """`count` different prompts, categories mixed by `SHARES`; `own` as of `Maker`."""
+    maker = Maker(seed, own)
     seen = {prompt.text for prompt in held_out()}
     categories, shares = list(SHARES), list(SHARES.values())
     made = 0

@@ -1,8 +1,8 @@
-"""The target in PyTorch: bf16 products of its dequantized weights, for text in bulk.
+"""The target in PyTorch: products of its dequantized weights, for text in bulk.
 
-llama.cpp's Q4_1 products run at about 400 rows a second and core here; bf16 products on a CPU
-with AMX at about five times that. `bulk.py compare` measures how often the two choose the same
-token. Shapes: b sequences, t positions so far.
+In bf16 on CPUs that multiply it faster than float32, about five times as fast as llama.cpp's Q4_1
+products on one with AMX. `bulk.py compare` measures how often the two choose the same token.
+Shapes: b sequences, t positions so far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from demo_pair.data import HIDDEN
 from demo_pair.model import rope_tables, rotate
-from demo_pair.target import load_target, split_halves
+from demo_pair.target import load_target, quicker_type, split_halves
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
 ROPE_THETA, EPS = 100000.0, 1e-5
@@ -41,9 +41,9 @@ class Cache:
     """
 
     def __init__(self, sequences: int, length: int) -> None:
-        shape = (sequences * KV_HEADS, length, HEAD_DIM)
-        self.keys = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(LAYERS)]
-        self.values = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(LAYERS)]
+        shape, dtype = (sequences * KV_HEADS, length, HEAD_DIM), quicker_type()
+        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(LAYERS)]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(LAYERS)]
 
     @property
     def length(self) -> int:
@@ -69,72 +69,87 @@ class Cache:
                 side[layer] = old[heads]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What the target holds over one text of t tokens."""
+
+    taps: Tensor  # [t, taps * hidden] float16
+    finals: Tensor  # [t, hidden] float16, the normed rows that its head reads
+    top_ids: Tensor  # [t, count] likeliest next tokens
+    top_lp: Tensor  # [t, count] their log-probabilities
+
+
 class Teacher:
     def __init__(self, path: Path, taps: tuple[int, ...]) -> None:
         tensors = load_target(path)
-        self.taps = taps
+        self.taps, self.dtype = taps, quicker_type()
         self.layers = [self.weights_of(tensors, layer) for layer in range(LAYERS)]
         self.embed = tensors["token_embd.weight"]
-        self.head = self.embed.bfloat16()
+        self.head = self.embed.to(self.dtype)
         self.norm = tensors["output_norm.weight"]
 
-    @staticmethod
-    def weights_of(tensors: dict[str, Tensor], layer: int) -> LayerWeights:
+    def weights_of(self, tensors: dict[str, Tensor], layer: int) -> LayerWeights:
         def t(name: str) -> Tensor:
             return tensors[f"blk.{layer}.{name}.weight"]
 
         q, k = split_halves(t("attn_q"), HEADS), split_halves(t("attn_k"), KV_HEADS)
         return LayerWeights(
             t("attn_norm"),
-            torch.cat([q, k, t("attn_v")]).bfloat16(),
-            t("attn_output").bfloat16(),
+            torch.cat([q, k, t("attn_v")]).to(self.dtype),
+            t("attn_output").to(self.dtype),
             t("ffn_norm"),
-            torch.cat([t("ffn_gate"), t("ffn_up")]).bfloat16(),
-            t("ffn_down").bfloat16(),
+            torch.cat([t("ffn_gate"), t("ffn_up")]).to(self.dtype),
+            t("ffn_down").to(self.dtype),
         )
 
     @torch.inference_mode()
-    def step(self, ids: Tensor, pos: int, cache: Cache) -> tuple[Tensor, Tensor]:
-        """One position of every sequence, all at `pos`; ids [b].
-
-        Returns logits [b, vocabulary] in bf16 and tapped rows [b, taps * hidden] in float16.
-        """
-        x, tapped = self.run(self.embed[ids[:, None]], pos, cache)
-        normed = F.rms_norm(x[:, 0], (HIDDEN,), self.norm, EPS).bfloat16()
-        return F.linear(normed, self.head), tapped[:, 0]
+    def step(self, ids: Tensor, pos: int, cache: Cache) -> Tensor:
+        """One position of every sequence, all at `pos`; ids [b] to logits [b, vocabulary]."""
+        x, _ = self.run(self.embed[ids[:, None]], pos, cache)
+        return F.linear(self.normed(x[:, 0]), self.head)
 
     @torch.inference_mode()
-    def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
-        """The first positions of all sequences, ids [b, t]: tapped rows [b, t, taps * hidden]."""
-        return self.run(self.embed[ids], 0, cache)[1]
+    def prefill(self, ids: Tensor, cache: Cache) -> None:
+        """The first positions of all sequences, ids [b, t], into the cache."""
+        self.run(self.embed[ids], 0, cache)
 
     @torch.inference_mode()
-    def finish(self, rows: Tensor) -> Tensor:
-        """Normed last rows [t, hidden] of a whole sequence, from the last tap's rows."""
-        x, _ = self.run(rows.float()[None], 0, Cache(1, len(rows)), self.taps[-1] + 1)
-        return F.rms_norm(x[0], (HIDDEN,), self.norm, EPS)
+    def read(self, ids: Tensor, count: int) -> Reading:
+        """A whole text at once, ids [t], and the `count` likeliest tokens after each position."""
+        x, tapped = self.run(self.embed[ids[None]], 0, Cache(1, len(ids)))
+        finals = self.normed(x[0])
+        top_ids, top_lp = likeliest(F.linear(finals, self.head), count)
+        return Reading(tapped[0], finals.half(), top_ids, top_lp)
 
-    def run(self, x: Tensor, pos: int, cache: Cache, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Layers from `first` on over x [b, t, hidden]."""
-        tapped = [x.new_empty(*x.shape[:2], 0, dtype=torch.half)]
+    def normed(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (HIDDEN,), self.norm, EPS).to(self.dtype)
+
+    def run(self, x: Tensor, pos: int, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Last rows and tapped rows of x [b, t, hidden], embeddings from position `pos` on."""
+        tapped = []
         tables = rope_tables(torch.arange(pos, pos + x.shape[1]), HEAD_DIM, ROPE_THETA)
-        for i, w in list(enumerate(self.layers))[first:]:
+        for i, w in enumerate(self.layers):
             x = x + self.attend(i, w, x, pos, cache, tables)
-            h = F.rms_norm(x, (HIDDEN,), w.ffn_norm, EPS).bfloat16()
+            h = F.rms_norm(x, (HIDDEN,), w.ffn_norm, EPS).to(self.dtype)
             gate, up = F.linear(h, w.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, w.down)
             if i in self.taps:
                 tapped.append(x.half())
         return x, torch.cat(tapped, dim=-1)
 
-    @staticmethod
     def attend(
-        i: int, w: LayerWeights, x: Tensor, pos: int, cache: Cache, tables: tuple[Tensor, Tensor]
+        self,
+        i: int,
+        w: LayerWeights,
+        x: Tensor,
+        pos: int,
+        cache: Cache,
+        tables: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Many positions only from the start (pos 0); later one at a time."""
         b, t, _ = x.shape
         width = KV_HEADS * HEAD_DIM
-        h = F.rms_norm(x, (HIDDEN,), w.attention_norm, EPS).bfloat16()
+        h = F.rms_norm(x, (HIDDEN,), w.attention_norm, EPS).to(self.dtype)
         q, k, v = F.linear(h, w.qkv).split([HEADS * HEAD_DIM, width, width], dim=-1)
         q = rotate(q.view(b, t, HEADS, HEAD_DIM), tables)
         k = rotate(k.view(b, t, KV_HEADS, HEAD_DIM), tables).transpose(1, 2)

