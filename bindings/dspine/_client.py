@@ -190,6 +190,11 @@ def _body_text(response: httpx.Response) -> str:
         return response.text.strip()[:300] or response.reason_phrase
 
 
+# A new connection for each request: llama-server closes idle ones when it likes, and a request that
+# meets the closing fails.
+NO_IDLE_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
+
+
 def connect(address: Address, api_key: str | None, timeout_s: float | None) -> httpx.Client:
     """A client of the address, with nothing in between: no proxies of the environment."""
     path = address.socket_path
@@ -198,9 +203,7 @@ def connect(address: Address, api_key: str | None, timeout_s: float | None) -> h
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
         trust_env=False,
-        # A new connection for each request: llama-server closes idle ones when it likes, and a
-        # request that meets the closing fails.
-        limits=httpx.Limits(max_keepalive_connections=0),
+        limits=NO_IDLE_CONNECTIONS,
         # A certificate for the server's public name is none for the loopback interface.
         verify=not address.tls,
         transport=httpx.HTTPTransport(uds=path) if path else None,

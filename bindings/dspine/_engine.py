@@ -86,9 +86,9 @@ class Engine:
         target: path of the target GGUF.
         draft: path of the drafter GGUF; None decodes plainly.
         n_ctx: tokens of prompt and answer together; 0 is what the target was trained with.
-        n_draft: tokens drafted a round. "auto" is what `dspine tune` stored for these files on
-            this machine, else the drafter's block size - 1, which is also the most. A `DraftPolicy`
-            is asked before every round.
+        n_draft: tokens drafted a round. "auto" is what `dspine tune` stored for these files and
+            cache types on this machine, else the drafter's block size - 1, which is also the most.
+            A `DraftPolicy` is asked before every round.
         type_k, type_v: cache types of the target; draft_type_k, draft_type_v: of the drafter.
         n_gpu_layers, n_gpu_layers_draft: layers on the GPU; -1 is all that fit.
         threads: CPU threads; None is llama.cpp's choice.
@@ -124,7 +124,8 @@ class Engine:
         self._open_stream: weakref.ref[Stream] | None = None
         self._pieces: dict[int, bytes] = {}
         self._seed = check_seed(seed)
-        chosen = _chosen_depth(n_draft, target, draft)
+        cache_types = (type_k, type_v, draft_type_k, draft_type_v)
+        chosen = _chosen_depth(n_draft, target, draft, cache_types)
         # 0 drafts nothing, but a later call may want to: the drafter keeps its own depth.
         depth = chosen if isinstance(chosen, int) and chosen > 0 else None
         options = PairOptions(
@@ -514,10 +515,14 @@ class Stream(Iterator[Piece]):
         return text, len(pieces)
 
 
-def _chosen_depth(n_draft: Any, target: StrPath, draft: StrPath | None) -> int | DraftPolicy | None:
+def _chosen_depth(
+    n_draft: Any, target: StrPath, draft: StrPath | None, cache_types: tuple[str, ...]
+) -> int | DraftPolicy | None:
     """What `n_draft` asks for; None is the drafter's block size - 1."""
     if n_draft == "auto":
-        return None if draft is None else _tuned.stored_depth(Path(target), Path(draft))
+        if draft is None:
+            return None
+        return _tuned.stored_depth(Path(target), Path(draft), cache_types)
     if isinstance(n_draft, str) or n_draft is None:
         raise InvalidError(f"n_draft is {n_draft!r}, expected 'auto', an integer or a DraftPolicy")
     return check_depth(n_draft)

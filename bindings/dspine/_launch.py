@@ -153,12 +153,15 @@ def _settings(
     }
     if models[1] is not None:
         settings |= {
-            "n_draft": _depth(choices, models[0], models[1], notes),
+            "n_draft": None,
             "gpu_layers_draft": layers,
             "type_k_draft": kind,
             "type_v_draft": kind,
         }
     _drop_quantized_v(settings, choices, notes)
+    if models[1] is not None:
+        types = _cache_types(settings, choices)
+        settings["n_draft"] = _depth(choices, models[0], models[1], types, notes)
     return settings | {"host": host, "port": port}
 
 
@@ -172,6 +175,12 @@ def _drop_quantized_v(settings: dict[str, object], choices: Choices, notes: list
     notes.append(f"V caches are f16, not {choices.cache_type}, without flash attention")
 
 
+def _cache_types(settings: Mapping[str, object], choices: Choices) -> list[str]:
+    """Of K and V of target and drafter, as the server will have them; f16 is its own choice."""
+    kind = merge(settings, choices.extra).settings.get
+    return [kind(name, "f16") for name in ("type_k", "type_v", "type_k_draft", "type_v_draft")]
+
+
 def _listening(choices: Choices) -> tuple[str, int]:
     """Host and port; a free one is looked for only where the user gives none."""
     given = settings_of(choices.extra)
@@ -182,14 +191,16 @@ def _listening(choices: Choices) -> tuple[str, int]:
     return host, free_port(one if one and not one.endswith(".sock") else LOOPBACK)
 
 
-def _depth(choices: Choices, target: Model, draft: Model, notes: list[str]) -> int | None:
+def _depth(
+    choices: Choices, target: Model, draft: Model, cache_types: list[str], notes: list[str]
+) -> int | None:
     """The depth to write, None to leave it to the server; a sentence says where it comes from."""
     if choices.n_draft != "auto":
         return choices.n_draft
     if "n_draft" in settings_of(choices.extra):
         return None
     block = draft.header.integer("dflash.block_size", 0) if draft.header else 0
-    stored = _stored_depth(target.local(), draft.local())
+    stored = _stored_depth(target.local(), draft.local(), cache_types)
     if stored is not None and 0 <= stored < block:
         notes.append(f"drafting {stored} tokens a round, as dspine tune chose for this pair")
         return stored
@@ -199,12 +210,12 @@ def _depth(choices: Choices, target: Model, draft: Model, notes: list[str]) -> i
     return block - 1
 
 
-def _stored_depth(target: Path | None, draft: Path | None) -> int | None:
+def _stored_depth(target: Path | None, draft: Path | None, cache_types: list[str]) -> int | None:
     if target is None or draft is None:
         return None
     from dspine._tuned import stored_depth
 
-    return stored_depth(target, draft)
+    return stored_depth(target, draft, cache_types)
 
 
 def _context(

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from dspine import InvalidError
+from dspine import InvalidError, _tune
 from dspine._tune import PLAIN, Point, _point, _Run, choose, depths_for, read_prompts
 from dspine._tuned import stored_depth
-from dspine.commands.tune import tune
+from dspine.cli import main
 from dspine_bench.golden_bench import write_pair
 from support.golden import GOLDEN
 
@@ -74,20 +73,73 @@ def test_prompts(tmp_path: Path) -> None:
             read_prompts(path)
 
 
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is measured, depth 7 is best; returns the command line, starts no server."""
+    files = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    for path in files:
+        path.write_bytes(b"GGUF")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(_tune, "local_files", lambda *_: files)
+    monkeypatch.setattr(_tune, "block_size", lambda _: 8)
+    monkeypatch.setattr(_tune, "measure", lambda *_, **__: [point(0, 1.0), point(7, 1.8)])
+    return ["tune", *map(str, files)]
+
+
+def test_a_place_that_cannot_be_written_is_named_before_measuring(
+    measured: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file" / "x"))
+    assert main(measured) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f"{tmp_path}/file/x/dspine/depths.json: " in err and "--no-store" in err
+    assert main([*measured, "--no-store"]) == 0
+    assert "7 tokens a round are fastest here" in capsys.readouterr().out
+
+
+def test_a_curve_is_shown_although_it_cannot_be_kept(
+    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config" / "dspine" / "depths.json"
+    path.mkdir(parents=True)  # a folder in the file's place: nothing can replace it
+    assert main(measured) == 1
+    out, err = capsys.readouterr()
+    assert "7 tokens a round are fastest here" in out and f"dspine: {path}: " in err
+    assert main([*measured, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["points"][1]["depth"] == 7 and found["stored"] is None
+    assert found["exit_code"] == 1 and str(path) in found["error"]
+
+
+def test_other_caches_and_flags_leave_the_choice(
+    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = Path(measured[1]), Path(measured[2])
+    assert main([*measured, "--cache-type", "f16"]) == 0
+    assert stored_depth(*files, ["f16"]) == 7 and stored_depth(*files, ["q8_0"]) is None
+    assert "with f16 caches" in capsys.readouterr().err
+    assert main([*measured, "--flag=-t", "--flag=1"]) == 0
+    assert stored_depth(*files, ["q8_0"]) is None
+    said = "dspine serve --cache-type q8_0 --n-draft 7 -- -t 1"
+    assert f"not kept, as it was measured with --flag; to use it: {said}" in capsys.readouterr().err
+
+
 @pytest.mark.e2e
 def test_on_the_golden_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     pair = write_pair(GOLDEN, tmp_path / "models")
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(tune)
-    words = [str(pair.target), str(pair.draft), "--prompts", str(pair.prompts), "--json"]
+    words = ["tune", str(pair.target), str(pair.draft), "--prompts", str(pair.prompts), "--json"]
     words += ["--depths", "7", "--repeats", "1", "-n", "24", "-c", "1024", "--cache-type", "f32"]
-    typer.main.get_command(app).main([*words, "--flag=-t", "--flag=1"], standalone_mode=False)
+    assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert [p["depth"] for p in found["points"]] == [0, 7]
     assert all(p["differing"] == 0 for p in found["points"])
     assert found["points"][1]["mean_accepted_length"] > 3.0
-    assert found["n_draft"] == stored_depth(pair.target, pair.draft)
+    assert found["n_draft"] == stored_depth(pair.target, pair.draft, ["f32"])
     assert Path(found["stored"]).is_relative_to(tmp_path)

@@ -147,7 +147,7 @@ def test_a_pair_that_was_tuned_to_plain_decoding_says_so(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    store_depth(*files, 0)
+    store_depth(*files, 0, "f32")
     done = _dspine(files, "generate", "[1]", "-n", "4", "--temp", "0")
     assert "not drafting: dspine tune" in done.stderr and "--n-draft" in done.stderr
     asked = _dspine(files, "generate", "[1]", "-n", "4", "--temp", "0", "--n-draft", "3")

@@ -200,13 +200,20 @@ def test_the_stored_depth(files: Files, tmp_path: Path, monkeypatch: pytest.Monk
     from dspine._tuned import store_depth
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    store_depth(*files, 3)
+    store_depth(*files, 3, "q8_0")
     made = launch(files)
     assert ("--spec-draft-n-max", "3") in pairs(made.command)
     assert any("3 tokens a round, as dspine tune chose" in note for note in made.notes)
     assert ("--spec-draft-n-max", "5") in pairs(launch(files, n_draft=5).command)
     words = launch(files, "--spec-draft-n-max", "2").command
     assert ("--spec-draft-n-max", "2") in pairs(words) and words.count("--spec-draft-n-max") == 1
+    # measured with q8_0 caches: it says nothing about others, however they are asked for
+    for other in (
+        launch(files, cache_type="f16"),
+        launch(files, "-ctk", "f16"),
+        launch(files, "-fa", "off"),
+    ):
+        assert ("--spec-draft-n-max", "7") in pairs(other.command)
 
 
 @pytest.fixture(scope="module")

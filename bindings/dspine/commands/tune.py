@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from dspine_convert.errors import ExitCode
 from dspine_convert.streams import say
 
 from dspine.commands import _options as o
@@ -33,7 +35,11 @@ _ContextOpt = Annotated[
 ]
 _FlagOpt = Annotated[
     list[str] | None,
-    typer.Option("--flag", metavar="WORD", help="A word for llama-server; may be repeated."),
+    typer.Option(
+        "--flag",
+        metavar="WORD",
+        help="A word for llama-server; may be repeated. The choice is then not kept.",
+    ),
 ]
 _StoreOpt = Annotated[
     bool, typer.Option("--store/--no-store", help="Keep the choice for dspine serve.")
@@ -70,6 +76,10 @@ def tune(
     """
     from dspine import _tune
 
+    # A server with words of the user's is another one than serve starts: its depth is not kept.
+    keep = store and not flags
+    if keep:
+        _check_writable()
     asked = _tune.read_prompts(prompts) if prompts else list(_tune.PROMPTS)
     files = _tune.local_files(target, draft)
     chosen_depths = _tune.depths_for(_tune.block_size(draft), _depths(depths))
@@ -84,7 +94,10 @@ def tune(
         cache_type=cache_type,
         extra=tuple(flags or ()),
     )
-    _finish(points, files, cache_type, repeats, store=store, json=json)
+    best = _finish(points, files, cache_type, repeats, keep=keep, json=json)
+    if store and flags:
+        rest = f"--cache-type {cache_type} --n-draft {best} -- {shlex.join(flags)}"
+        say(f"not kept, as it was measured with --flag; to use it: dspine serve {rest}")
 
 
 def _finish(
@@ -93,32 +106,61 @@ def _finish(
     cache: str,
     repeats: int,
     *,
-    store: bool,
+    keep: bool,
     json: bool,
-) -> None:
-    """Choose, keep, show."""
+) -> int:
+    """Choose, show, keep; returns the choice. What was measured is shown whatever happens then."""
     from dspine._tune import choose
 
     best = choose(points)
-    stored = _store(files, best, points, cache) if store else None
-    if json:
-        _print_json(points, best, stored)
-    else:
+    if not json:
         _print_curve(points, best)
+    stored, problem = _store(files, best, points, cache) if keep else (None, None)
+    if json:
+        _print_json(points, best, stored, problem)
+    if problem is not None:
+        say(f"dspine: {problem}")
+        raise typer.Exit(ExitCode.FAILED)
     if stored is not None:
-        say(f"kept in {stored}: serve, chat, generate and Engine use it; --n-draft N overrides")
-        if repeats < ENOUGH:
-            say(f"from few starts ({repeats}): run it again with --repeats {ENOUGH} to be sure")
+        _say_kept(stored, cache, repeats)
+    return best
 
 
-def _store(files: tuple[Path, Path], depth: int, points: list[Point], cache: str) -> Path:
+def _check_writable() -> None:
+    """Raises InvalidError before minutes of measuring, where the choice could not be kept."""
+    from dspine._errors import InvalidError
+    from dspine._tuned import check_writable
+
+    try:
+        check_writable()
+    except OSError as error:
+        reason = f"{error.filename}: the choice cannot be kept there: {error.strerror}"
+        raise InvalidError(f"{reason}; --no-store measures without keeping it") from None
+
+
+def _store(
+    files: tuple[Path, Path], depth: int, points: list[Point], cache: str
+) -> tuple[Path | None, str | None]:
+    """The file that holds the choice now, or why there is none."""
     from dspine._tuned import store_depth
 
     ratio = next(p.ratio for p in points if p.depth == depth)
-    return store_depth(*files, depth, ratio=round(ratio, 3), cache_type=cache)
+    try:
+        return store_depth(*files, depth, cache, ratio=round(ratio, 3)), None
+    except OSError as error:
+        return None, f"{error.filename}: the choice was not kept: {error.strerror}"
 
 
-def _print_json(points: list[Point], best: int, stored: Path | None) -> None:
+def _say_kept(stored: Path, cache: str, repeats: int) -> None:
+    say(
+        f"kept in {stored}: serve, chat, generate and Engine use it with {cache} caches; "
+        "--n-draft N overrides"
+    )
+    if repeats < ENOUGH:
+        say(f"from few starts ({repeats}): run it again with --repeats {ENOUGH} to be sure")
+
+
+def _print_json(points: list[Point], best: int, stored: Path | None, problem: str | None) -> None:
     from dspine.cli import SCHEMA_VERSION
 
     document = {
@@ -127,6 +169,8 @@ def _print_json(points: list[Point], best: int, stored: Path | None) -> None:
         "n_draft": best,
         "stored": str(stored) if stored else None,
     }
+    if problem is not None:
+        document |= {"error": problem, "exit_code": int(ExitCode.FAILED)}
     typer.echo(json_format.dumps(document, indent=2))
 
 
