@@ -11,18 +11,22 @@
 #   bench/gpu.sh run [DIR]    there: measure; results go to $OUT (gpu-out), in under 8 minutes
 #   bench/gpu.sh dry [DIR]    anywhere: the same on the CPU with the smallest sizes, in about a minute
 #
+# `run` needs the Python for which DIR was packed: pythonX.Y, or python3 where it is that one. So does
+# `dry`, but without it takes .venv and its packages. `pack` refuses a folder that holds other files.
+#
 # Results: ops.json (our kernels alone against numpy, plain and from a CUDA graph; test-ops, the same
 # operations inside llama.cpp; both also under compute-sanitizer, where it is installed), tasks.json,
 # draft-SHAPE.json, and draft-SHAPE-composed.json of the first shape without the fused operations.
 #
-# Settings: PYTHON (python3), GPU_PYTHON and ARCH (3.12 and 90: those of the GPU machine, for pack), TARGET and DRAFT (a
-# pair for `tasks` instead of the golden one), SHAPES ("small mid medium 27b"), LIMIT (460 seconds).
+# Settings: PYTHON (that one and no other, for run and dry), GPU_PYTHON and ARCH (3.12 and 90: those of
+# the GPU machine, for pack), TARGET and DRAFT (a pair for `tasks` instead of the golden one),
+# SHAPES ("small mid medium 27b"), LIMIT (460 seconds).
 # Every part is independent: one that fails or runs out of time leaves the others' results, and
 # the exit code is 1.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PYTHON=${PYTHON:-python3}
+PYTHON=${PYTHON:-}
 GPU_PYTHON=${GPU_PYTHON:-3.12}
 ARCH=${ARCH:-90}
 LIMIT=${LIMIT:-460}
@@ -33,15 +37,29 @@ PACKAGES="pytest pytest-timeout hypothesis numpy gguf pydantic typer rich httpx 
 
 fail() { echo "gpu.sh: $*" >&2; exit 1; }
 
+# what pack writes, the two marks of a pack last, so that an interrupted removal leaves one
+PACKED=(.gitignore bin site models commit packed-for packed.tar.xz)
+
+# ends where DIR holds files that no pack wrote
+refuse_foreign() {
+    local dir=$1
+    if [ -n "$(ls -A "$dir" 2>/dev/null)" ] && [ ! -f "$dir/packed.tar.xz" ] && [ ! -f "$dir/packed-for" ]; then
+        fail "$dir is not empty and holds no earlier pack (packed.tar.xz): name a new or an empty folder"
+    fi
+}
+
 pack() {
     local dir=$1 venv=.venv/bin/python
+    refuse_foreign "$dir"
     [ -x "$venv" ] || fail "no .venv here: make setup"
     local name
     for name in $PROGRAMS; do
         [ -x "build/bin/$name" ] || fail "build/bin/$name is missing: make setup"
     done
     [ -e build/bin/libggml-cuda.so ] || echo "gpu.sh: build has no CUDA backend: no workload will run" >&2
-    rm -rf "$dir" && mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
+    rm -rf "${PACKED[@]/#/$dir/}" || exit 1
+    mkdir -p "$dir" && echo "$GPU_PYTHON" > "$dir/packed-for" || exit 1
+    mkdir -p "$dir/bin" "$dir/site" "$dir/models" || exit 1
     "$venv" scripts/check_cuda.py --program "$dir/bin/dspine-kernels" --arch "$ARCH" || exit 1
     for name in $PROGRAMS; do cp -L "build/bin/$name" "$dir/bin/" || exit 1; done
     cp -P build/bin/*.so* "$dir/bin/" || exit 1
@@ -67,19 +85,44 @@ pack() {
     echo "$dir: $mib MiB, commit $(cat "$dir/commit")"
 }
 
+# $PYTHON becomes one for which DIR was packed, as no other loads the carried packages ($carried is 1).
+# Where there is none, a dry run takes the checkout's own with its packages ($carried is 0).
+choose_python() {
+    local dir=$1 verb=$2 wanted name version found=
+    wanted=$(cat "$dir/packed-for" 2>/dev/null) || wanted=$GPU_PYTHON
+    local -a names=("python$wanted" python3)
+    [ -z "$PYTHON" ] || names=("$PYTHON")
+    for name in "${names[@]}"; do
+        version=$("$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+        if [ "$version" = "$wanted" ]; then
+            PYTHON=$name carried=1
+            return
+        fi
+        found+="${found:+, }$name is ${version:-no Python that runs}"
+    done
+    if [ "$verb" = dry ] && [ -z "$PYTHON" ] && [ -x .venv/bin/python ]; then
+        PYTHON=.venv/bin/python carried=0
+        echo "gpu.sh: no Python $wanted ($found): .venv and its packages, not the carried ones"
+        return
+    fi
+    fail "$dir is packed for Python $wanted, $found: name one with PYTHON=/path/to/python$wanted"
+}
+
 unpack() {
-    local dir=$1
+    local dir=$1 verb=$2 error
     [ -f "$dir/packed.tar.xz" ] || fail "$dir/packed.tar.xz is missing: bench/gpu.sh pack $dir"
+    choose_python "$dir" "$verb"
     place=$(mktemp -d) || exit 1
     trap 'rm -rf "$place"' EXIT
     tar -C "$place" -xJf "$dir/packed.tar.xz" || fail "$dir/packed.tar.xz cannot be unpacked"
     export DSPINE_BIN_DIR=$place/bin DSPINE_LIB_DIR=$place/bin LLAMA_CPP_LIB_PATH=$place/bin
-    export PYTHONPATH=$PWD/bindings:$PWD/bench:$PWD/converter:$place/site PYTHONUNBUFFERED=1
+    export PYTHONPATH=$PWD/bindings:$PWD/bench:$PWD/converter PYTHONUNBUFFERED=1
+    [ "$carried" = 0 ] || PYTHONPATH=$PYTHONPATH:$place/site
     cuda_libraries
     export DSPINE_BENCH_COMMIT
     DSPINE_BENCH_COMMIT=$(cat "$dir/commit" 2>/dev/null)
-    "$PYTHON" -c 'import numpy, pydantic_core, dspine_bench.cli' \
-        || fail "$($PYTHON -V) cannot use the carried packages, made for Python $GPU_PYTHON"
+    error=$("$PYTHON" -c 'import numpy, pydantic_core, dspine_bench.cli' 2>&1) \
+        || fail "$PYTHON cannot import what the measurements need: ${error##*$'\n'}"
 }
 
 # puts the cuBLAS of this machine where the carried backend finds it
@@ -207,12 +250,12 @@ main() {
     case ${1:-} in
         pack) pack "$dir" ;;
         run)
-            unpack "$dir"
+            unpack "$dir" run
             mkdir -p "${OUT:=gpu-out}" || exit 1
             measure 0 2>&1 | tee "$OUT/gpu.log"
             return "${PIPESTATUS[0]}"
             ;;
-        dry) unpack "$dir"; measure 1 ;;
+        dry) unpack "$dir" dry; measure 1 ;;
         *) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; return 2 ;;
     esac
 }
