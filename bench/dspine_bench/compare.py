@@ -1,34 +1,59 @@
-"""`dspine-bench compare`: two results of one workload, figure by figure."""
+"""`dspine-bench compare`: two results of one workload, figure by figure.
+
+What makes another text or another ratio is refused: two results of it have nothing to say about
+each other. Programs, drafters, caches, flags and machines may differ, as they are what is compared;
+each of them that does is named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dspine_bench.errors import BenchError
 from dspine_bench.schema import (
+    ALL,
     ConvertReport,
     DraftReport,
     DraftRow,
     EngineReport,
+    Mode,
+    ModelFile,
     Report,
+    Row,
     ServerReport,
+    WorkloadFile,
 )
 
 WIDE_PARTS = ("verify", "context injection")  # parts with a row for each of several widths
+SHORT = 12  # characters of a hash that is shown
+NAMES = ("first", "second")  # of two results that have no files' names
+# flags that say which files and where, which is in other conditions or in none
+PLACES = ("-m", "-md", "--host", "--port")
+
+Pair = tuple[str, str | None, str | None]  # a condition, in the first and the second; None: unknown
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a result; `better` is the sign of a change for the better.
+    """A figure of a row of a result; `better` is the sign of a change for the better.
 
     `is_ratio`: of two things measured in turn, so that a slow machine leaves it alone.
     """
 
-    what: str
+    row: str
+    name: str
     value: float | None
     better: int
     is_ratio: bool = True
+
+    @property
+    def what(self) -> str:
+        """Row and name, of which one may be empty."""
+        return ": ".join(filter(None, (self.row, self.name)))
 
 
 @dataclass(frozen=True)
@@ -60,26 +85,40 @@ class Difference:
         return self.change * self.better < -threshold
 
 
+def _row_name(row: Row) -> str:
+    return f"{row.mode}, {row.category}"
+
+
+def _times(row: Row) -> Iterator[Figure]:
+    """What single requests of a replay take, milliseconds."""
+    spreads = (("latency, ms", row.latency_ms), ("first token, ms", row.first_token_ms))
+    for name, found in spreads:
+        yield Figure(_row_name(row), name, found.median if found else None, -1, is_ratio=False)
+
+
 def _server_figures(report: ServerReport) -> Iterator[Figure]:
+    """Speeds of all modes; what is against the baseline, of those that draft."""
     plain = {mode.name for mode in report.modes if mode.name == mode.baseline}
     for row in report.summary:
+        where, speed = _row_name(row), row.speed.median if row.speed else None
+        yield Figure(where, "tokens/s", speed, 1, is_ratio=False)
+        if report.workload == "replay":
+            yield from _times(row)
         if row.mode in plain:
             continue
-        where = f"{row.mode}, {row.category}"
-        yield Figure(f"{where}: ratio", row.ratio.median if row.ratio else None, 1)
+        yield Figure(where, "ratio", row.ratio.median if row.ratio else None, 1)
         if report.workload == "replay":
             requests = row.request_ratio
-            yield Figure(f"{where}: request ratio", requests.median if requests else None, 1)
-        yield Figure(f"{where}: mean accepted length", row.mean_accepted_length, 1)
+            yield Figure(where, "request ratio", requests.median if requests else None, 1)
+        yield Figure(where, "mean accepted length", row.mean_accepted_length, 1)
 
 
 def _draft_figures(report: DraftReport) -> Iterator[Figure]:
     """Times; and ratios of what is one call each, as differences of graphs may be near nothing."""
     for row in report.summary:
         tail = f", {row.rows} rows" if row.part in WIDE_PARTS else ""
-        yield Figure(
-            f"{row.shape}, {row.family}, {row.part}{tail}: ms", row.ms.median, -1, is_ratio=False
-        )
+        where = f"{row.shape}, {row.family}, {row.part}{tail}"
+        yield Figure(where, "ms", row.ms.median, -1, is_ratio=False)
     for shape in report.shapes:
         found = {(r.family, r.part, r.rows): r for r in report.summary if r.shape == shape}
         for (family, part, rows), row in found.items():
@@ -91,16 +130,16 @@ def _draft_figures(report: DraftReport) -> Iterator[Figure]:
             else:
                 continue
             if base and base.ms.median:
-                yield Figure(f"{shape}, {what}", row.ms.median / base.ms.median, -1)
+                yield Figure(f"{shape}, {what}", "", row.ms.median / base.ms.median, -1)
 
 
 def _convert_figures(report: ConvertReport) -> Iterator[Figure]:
-    yield Figure("time / peer's time", report.summary.ratio.median, -1)
-    yield Figure("memory", report.summary.peak_rss, -1, is_ratio=False)
+    yield Figure("", "time / peer's time", report.summary.ratio.median, -1)
+    yield Figure("", "memory", report.summary.peak_rss, -1, is_ratio=False)
 
 
 def _engine_figures(report: EngineReport) -> Iterator[Figure]:
-    yield Figure("engine / server, a round", report.summary.ratio.median, -1)
+    yield Figure("", "engine / server, a round", report.summary.ratio.median, -1)
 
 
 def figures(report: Report) -> Iterator[Figure]:
@@ -115,43 +154,265 @@ def figures(report: Report) -> Iterator[Figure]:
         yield from _engine_figures(report)
 
 
+def only_in(report: Report, other: Report) -> list[str]:
+    """The rows of a result that the other lacks."""
+    there = {figure.row for figure in figures(other)}
+    return list(dict.fromkeys(f.row for f in figures(report) if f.row not in there))
+
+
 def compare(first: Report, second: Report, *, ratios: bool = False) -> list[Difference]:
-    """The figures that both have, or their ratios; BenchError where they have none in common."""
+    """The figures that both have, or their ratios alone.
+
+    Speeds and times of two machines say nothing about a program: there it is ratios too. Rows
+    over other prompts are left out. BenchError for two workloads, and for results without a common
+    row that has a ratio.
+    """
     if first.workload != second.workload:
         raise BenchError(f"{first.workload} and {second.workload} cannot be compared")
+    ratios = ratios or _other_machine(first, second)
+    apart = {_row_name(row) for row, _, _ in _apart(first, second)}
     one, two = (
-        {f.what: f for f in figures(report) if f.is_ratio or not ratios}
+        {f.what: f for f in figures(report) if (f.is_ratio or not ratios) and f.row not in apart}
         for report in (first, second)
     )
     shared = [what for what in one if what in two]
-    if not shared:
-        raise BenchError("the two results have no mode and category in common")
+    # the baseline's speed alone is no comparison of anything that drafts
+    if not any(one[what].is_ratio for what in shared):
+        raise BenchError(f"the two results have no mode and category in common{_have(one, two)}")
     return [Difference(w, one[w].value, two[w].value, one[w].better) for w in shared]
 
 
-def conditions(first: Report, second: Report) -> list[str]:
-    """What else differs between the two, a sentence each."""
-    pairs: list[tuple[str, object, object]] = [
-        ("cpu", first.hardware.cpu, second.hardware.cpu),
-        ("devices", first.hardware.devices, second.hardware.devices),
-        ("driver", first.hardware.driver, second.hardware.driver),
-        ("pin", first.provenance.pin, second.provenance.pin),
-        ("commit", first.provenance.commit, second.provenance.commit),
-        ("native build", first.provenance.binaries, second.provenance.binaries),
-        ("config", first.config, second.config),
-    ]
-    kinds = (ServerReport, EngineReport)
-    if isinstance(first, kinds) and isinstance(second, kinds):
-        hashes, others = ([m.sha256 for m in r.models] for r in (first, second))
-        pairs.append(("model files", hashes, others))
+def _have(*sides: dict[str, Figure]) -> str:
+    """ ": ... and ..." with some rows of both sides."""
+    rows = [list(dict.fromkeys(f.row for f in side.values() if f.is_ratio))[:3] for side in sides]
+    return ": " + " and ".join("; ".join(some) or "none" for some in rows)
+
+
+def aligned(first: Report, second: Report) -> Report:
+    """The second with its drafter's modes named as in the first, where each has one drafter.
+
+    A mode is called as its drafter's file is: two drafters would have no mode in common.
+    """
+    if not isinstance(first, ServerReport) or not isinstance(second, ServerReport):
+        return second
+    mine, other = _drafter(first), _drafter(second)
+    if mine is None or other is None or mine == other:
+        return second
+    known = {mode.name for mode in first.modes}
+    theirs = [m.name for m in second.modes if m.drafter and m.name.startswith(other)]
+    names = {name: mine + name.removeprefix(other) for name in theirs}
+    names = {theirs: ours for theirs, ours in names.items() if ours in known}
+
+    def renamed(rows: Iterable[Any]) -> list[Any]:
+        return [row.model_copy(update={"mode": names.get(row.mode, row.mode)}) for row in rows]
+
+    modes = [m.model_copy(update={"name": names.get(m.name, m.name)}) for m in second.modes]
+    update: dict[str, list[Any]] = {"modes": modes}
+    update |= {name: renamed(getattr(second, name)) for name in ("samples", "replays", "summary")}
+    return second.model_copy(update=update)
+
+
+def _drafter(report: ServerReport) -> str | None:
+    """What the modes of the only drafter begin with."""
+    found = {Path(mode.drafter).stem for mode in report.modes if mode.drafter}
+    return found.pop() if len(found) == 1 else None
+
+
+def refuse(first: Report, second: Report, names: Sequence[str] = NAMES) -> None:
+    """BenchError where a text or the meaning of a ratio differs; `names` of the two files.
+
+    It says what each of them has. What one of them does not know is no reason.
+    """
+    who = f"{names[0]} and {names[1]}"
+    if first.workload != second.workload:
+        raise BenchError(f"{who}: {first.workload} and {second.workload} cannot be compared")
+    known = [pair for pair in _fixed(first, second) if None not in pair]
+    asked = [found for found in _apart(first, second) if found[0].category != ALL]
+    for row, a, b in asked[:1]:  # the others are mostly so for the same reason
+        same = f"prompts of {_row_name(row)} ({len(a & b)} in both)"
+        known.append((same, f"{len(a)}", f"{len(b)}"))
+    if lines := _lines(known, names):
+        raise BenchError(f"{who} cannot be compared: {'; '.join(lines)}")
+
+
+def conditions(first: Report, second: Report, names: Sequence[str] = NAMES) -> list[str]:
+    """What else differs between the two, a sentence each; `names` of the two files."""
+    lines = _lines([*_fixed(first, second), *_free(first, second)], names)
+    if _other_machine(first, second):
+        lines.append("other machines: only ratios are compared, no speeds and no times")
+    for name, rows in zip(names, (only_in(first, second), only_in(second, first)), strict=True):
+        if rows:
+            lines.append(f"only in {name}: {'; '.join(rows)}")
+    for row, _, _ in _apart(first, second):
+        lines.append(f"{_row_name(row)}: left out, it is over other prompts")
+    return lines + _other_prompts(first, second)
+
+
+def _lines(pairs: Iterable[Pair], names: Sequence[str]) -> list[str]:
+    """Those that differ, each once: modes mostly share what they differ in."""
+    found = (
+        f"{what}: {a or 'not known'} in {names[0]}, {b or 'not known'} in {names[1]}"
+        for what, a, b in pairs
+        if a != b
+    )
+    return list(dict.fromkeys(found))
+
+
+def _fixed(first: Report, second: Report) -> Iterator[Pair]:
+    """What decides about texts and the meaning of a ratio."""
+    if not isinstance(first, DraftReport | ConvertReport):
+        yield _files("target", *(_models(report, "target") for report in (first, second)))
     if isinstance(first, ServerReport) and isinstance(second, ServerReport):
-        pairs.append(("prompts", first.files, second.files))
-    return [f"{name} differs" for name, a, b in pairs if a != b] + _other_prompts(first, second)
+        yield _files("prompts", first.files, second.files)
+        for name in ("max_tokens", "parallel"):
+            yield name, f"{getattr(first.config, name)}", f"{getattr(second.config, name)}"
+        for a, b in _matched(first, second):
+            yield "temperature", f"{a.temperature:g}", f"{b.temperature:g}"
+            yield f"n_draft of {a.name}", _depth(a), _depth(b)
+            yield "model at the URL", a.model, b.model
+
+
+def _free(first: Report, second: Report) -> Iterator[Pair]:
+    """What may be the purpose of a comparison."""
+    yield from _between(_machine(first), _machine(second))
+    yield from _between(_made_by(first), _made_by(second))
+    yield _files("drafter", *(_models(report, "drafter") for report in (first, second)))
+    yield from _between(_settings(first), _settings(second))
+    if isinstance(first, ServerReport) and isinstance(second, ServerReport):
+        matched = _matched(first, second)
+        for a, b in matched:
+            yield "cache type", a.cache_type, b.cache_type
+            yield f"URL of {a.name}", a.url, b.url
+        yield _flags(matched)
+    elif isinstance(first, DraftReport) and isinstance(second, DraftReport):
+        for shape in first.shapes.keys() & second.shapes.keys():
+            yield f"shape {shape}", f"{first.shapes[shape]}", f"{second.shapes[shape]}"
+
+
+def _between(one: Mapping[str, str | None], two: Mapping[str, str | None]) -> Iterator[Pair]:
+    for name in dict.fromkeys((*one, *two)):
+        yield name, one.get(name), two.get(name)
+
+
+def _gpus(report: Report) -> list[str]:
+    """What else than the CPU is computed on; a CPU's memory is not the same after every start."""
+    others = [d for d in report.hardware.devices if d.backend != "CPU"]
+    return [f"{d.backend} {d.description}, {d.total_bytes >> 20} MiB" for d in others]
+
+
+def _other_machine(first: Report, second: Report) -> bool:
+    a, b = first.hardware, second.hardware
+    if (a.cpu, a.cores) != (b.cpu, b.cores):
+        return True
+    one, two = _gpus(first), _gpus(second)
+    if one and two:
+        return one != two
+    # a build without its GPU backend lists none and is slow: the driver is there all the same
+    return one != two and a.driver != b.driver
+
+
+def _machine(report: Report) -> dict[str, str | None]:
+    machine = report.hardware
+    return {
+        "machine": f"{machine.cpu}, {machine.cores} cores",
+        "GPUs": "; ".join(_gpus(report)) or "none",
+        "system": machine.system,
+        "driver": machine.driver,
+        "limits": machine.limits,
+    }
+
+
+def _made_by(report: Report) -> dict[str, str | None]:
+    made = report.provenance
+    changes = " with changes" if made.dirty else ""
+    variables = sorted((made.environment or {}).items())
+    environment = " ".join(f"{name}={value}" for name, value in variables) or "none"
+    return {
+        "version": made.version,
+        "commit": f"{made.commit[:SHORT]}{changes}" if made.commit else None,
+        "llama.cpp": made.pin,
+        "build": made.build,
+        "native build": made.binaries and made.binaries[:SHORT],
+        "environment": None if made.environment is None else environment,
+    }
+
+
+def _settings(report: Report) -> dict[str, str | None]:
+    """What was asked for; context and further words of servers are among their flags."""
+    if not isinstance(report, ServerReport):
+        return {name: str(value) for name, value in report.config.items()}
+    names = ("repeats", "warmup", "quick", "interleave")
+    return {name: str(getattr(report.config, name)) for name in names}
+
+
+def _models(report: Report, role: str) -> list[ModelFile]:
+    if isinstance(report, ServerReport | EngineReport):
+        return [model for model in report.models if model.role == role]
+    return []
+
+
+def _files(
+    what: str,
+    one: Sequence[ModelFile | WorkloadFile],
+    two: Sequence[ModelFile | WorkloadFile],
+) -> Pair:
+    """By their hashes, as a name may be of another file."""
+    a, b = (", ".join(f"{f.name} {f.sha256[:SHORT]}" for f in some) or None for some in (one, two))
+    same = [f.sha256 for f in one] == [f.sha256 for f in two]
+    return what, a, a if same else b
+
+
+def _matched(first: ServerReport, second: ServerReport) -> list[tuple[Mode, Mode]]:
+    """Modes of one name."""
+    there = {mode.name: mode for mode in second.modes}
+    return [(mode, there[mode.name]) for mode in first.modes if mode.name in there]
+
+
+def _depth(mode: Mode) -> str:
+    return "the drafter's own" if mode.n_draft is None else str(mode.n_draft)
+
+
+def _flags(modes: Sequence[tuple[Mode, Mode]]) -> Pair:
+    """Flags of the servers' commands that the same mode of the other result lacks."""
+    here: dict[str, None] = {}
+    there: dict[str, None] = {}
+    for a, b in modes:
+        if a.command and b.command:  # of a server at a URL nothing is known
+            one, two = _phrases(a.command), _phrases(b.command)
+            here |= dict.fromkeys(flag for flag in one if flag not in two)
+            there |= dict.fromkeys(flag for flag in two if flag not in one)
+    return "server flags", " ".join(here) or "none", " ".join(there) or "none"
+
+
+def _phrases(command: Sequence[str]) -> list[str]:
+    """The flags of a command, each with its values; without files and ports."""
+    found: list[list[str]] = []
+    for word in command[1:]:
+        if not found or re.match(r"-+[^\W\d]", word):  # "-1" is a value
+            found.append([])
+        found[-1].append(word)
+    return [" ".join(words) for words in found if words[0] not in PLACES]
+
+
+def _prompts(report: ServerReport, row: Row) -> set[str]:
+    return {
+        s.prompt for s in report.samples if s.mode == row.mode and row.category in (ALL, s.category)
+    }
+
+
+def _apart(first: Report, second: Report) -> list[tuple[Row, set[str], set[str]]]:
+    """Rows of both that were not asked the same, with their prompts."""
+    if not isinstance(first, ServerReport) or not isinstance(second, ServerReport):
+        return []
+    there = {_row_name(row) for row in second.summary}
+    shared = [row for row in first.summary if _row_name(row) in there]
+    both = [(row, _prompts(first, row), _prompts(second, row)) for row in shared]
+    return [(row, one, two) for row, one, two in both if one != two]
 
 
 def _left_out(report: Report) -> dict[str, set[str]]:
     rows = report.summary if isinstance(report, ServerReport) else []
-    return {f"{r.mode}, {r.category}": {*r.differing, *r.unstable} for r in rows}
+    return {_row_name(row): {*row.differing, *row.unstable} for row in rows}
 
 
 def _other_prompts(first: Report, second: Report) -> list[str]:

@@ -191,8 +191,12 @@ def show_differences(
     out: Console,
     *,
     either_way: bool,
+    lost: int = 0,
 ) -> bool:
-    """Print a comparison; whether something is past the threshold."""
+    """Print a comparison; whether something is past the threshold.
+
+    `lost` rows, which one of the two lacks, are too; the notes name them.
+    """
     table = Table()
     for number, name in enumerate((*heads, "change")):
         table.add_column(name, justify="right" if number else "left")
@@ -206,13 +210,15 @@ def show_differences(
         table.add_row(one.what, *values, change + (" !" if worse else ""), style=style)
     out.print(table)
     for line in notes:
-        out.print(line, markup=False)
+        out.print(line, markup=False, soft_wrap=True)  # whole where it is piped
     passed = f"past the threshold of {100 * threshold:g} %"
     if failed:
         out.print(f"{failed} of {len(found)} {passed}")
     else:
         out.print(f"none of {len(found)} is {passed}{largest_text(found)}")
-    return failed > 0
+    if lost:
+        out.print(f"rows that are missing count as worse: {lost}")
+    return failed > 0 or lost > 0
 
 
 def largest_text(found: Sequence[Difference]) -> str:
