@@ -106,7 +106,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"{text!r}: expected 0,8192", param_hint="--depths") from None
     if any(number < 0 for number in found):
         raise typer.BadParameter(f"{text!r}: expected 0 or more", param_hint="--depths")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 @app.command("replay", context_settings=HELP)
@@ -279,13 +279,23 @@ def compare(
 ) -> None:
     """Compare two results; ends with 1 where the second is worse by more than the threshold."""
     from dspine_bench import compare as of
-    from dspine_bench.schema import load
     from dspine_bench.terminal import console, show_differences
 
-    one, two = load(first), load(second)
-    found, notes = of.compare(one, two, ratios=ratios), of.conditions(one, two)
-    heads = ("", first.name, second.name)
-    if show_differences(heads, found, notes, threshold, console(), either_way=either_way):
+    names, (one, two) = _load_all([first, second])
+    two = of.aligned(one, two)
+    of.refuse(one, two, names)
+    found, notes = of.compare(one, two, ratios=ratios), of.conditions(one, two, names)
+    lost = len(of.only_in(one, two)) + (len(of.only_in(two, one)) if either_way else 0)
+    failed = show_differences(
+        ("", names[0], names[1]),
+        found,
+        notes,
+        threshold,
+        console(),
+        either_way=either_way,
+        lost=lost,
+    )
+    if failed:
         raise typer.Exit(ExitCode.FAILED)
 
 

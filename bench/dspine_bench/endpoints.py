@@ -13,7 +13,13 @@ from typing import Any, Literal
 
 import httpx
 from dspine._address import ServerError
-from dspine._client import CONNECT_TIMEOUT_S, Completion, RequestError, Requests
+from dspine._client import (
+    CONNECT_TIMEOUT_S,
+    NO_IDLE_CONNECTIONS,
+    Completion,
+    RequestError,
+    Requests,
+)
 
 from dspine_bench.errors import BenchError
 from dspine_bench.prompts import Conversation, without_tools
@@ -43,15 +49,16 @@ class Answer:
 
 
 class Remote(Requests):
-    """A server at a URL, which somebody else started."""
+    """A server at a URL, which somebody else started; a client's `/v1` behind it is left out."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.defaults = {}
         self._http = httpx.Client(
-            base_url=url.rstrip("/"),
+            base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
+            limits=NO_IDLE_CONNECTIONS,
         )
 
     def _session(self) -> httpx.Client:
@@ -99,6 +106,12 @@ class Endpoint:
         """The file that the server says it has loaded, without its folder."""
         path = self.props.get("model_path")
         return re.split(r"[\\/]", path)[-1] if isinstance(path, str) and path else None
+
+    @property
+    def slot_context(self) -> int | None:
+        """Tokens that one request may fill, prompt and answer; None where it is not told."""
+        found = (self.props.get("default_generation_settings") or {}).get("n_ctx")
+        return found if isinstance(found, int) and found > 0 else None
 
     @property
     def takes_tools(self) -> bool:
@@ -189,7 +202,7 @@ class Endpoint:
         cached = int(timings.get("cache_n", 0))
         usage = (done.answer.get("usage") or {}).get("prompt_tokens", 0)
         ids = bool(done.tokens)
-        data = json.dumps(done.tokens) if ids else done.text
+        data = json.dumps(done.tokens if ids else said(done))
         return Answer(
             done=done,
             prompt_tokens=int(timings["prompt_n"]) + cached if "prompt_n" in timings else usage,
@@ -199,6 +212,17 @@ class Endpoint:
             digest=hashlib.sha256(data.encode()).hexdigest(),
             compared="ids" if ids else "text",
         )
+
+
+def said(done: Completion) -> list[Any]:
+    """All that an answer says without its ids: text, reasoning, and calls of tools.
+
+    The ids of calls are left out: servers draw them.
+    """
+    choices = done.answer.get("choices") or [{}]
+    message = choices[0].get("message") or {}
+    calls = [call.get("function") for call in message.get("tool_calls") or []]
+    return [done.text, message.get("reasoning_content") or "", calls]
 
 
 def positions_of(metrics: str) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from dspine._terms import mean_accepted_length
 
 from dspine_bench.compare import compare
 from dspine_bench.errors import BenchError
@@ -37,6 +38,19 @@ def _optional(folder: Path, name: str) -> Result | None:
     return _checked(folder, name) if (folder / name).is_file() else None
 
 
+def _golden(folder: Path) -> list[Result]:
+    """The golden pair's results; BenchError where a mean is not that of its totals."""
+    found: list[Result] = _load(folder, "golden_pair.json")["results"]
+    for one in found:
+        mean = round(mean_accepted_length(one["accepted"], one["rounds"]), 3)
+        if one["mean_accepted_length"] != mean:
+            raise BenchError(
+                f"{folder / 'golden_pair.json'}: {one['type']}, {one['cache']}: "
+                f"mean_accepted_length is {one['mean_accepted_length']}, its totals give {mean}"
+            )
+    return found
+
+
 def golden_table(results: list[dict[str, Any]]) -> list[str]:
     """Rows by drafter type: mean accepted length with each kind of cache."""
     caches = list(dict.fromkeys(r["cache"] for r in results))
@@ -52,15 +66,15 @@ def golden_table(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def conversion_lines(result: Result) -> list[str]:
-    """Sizes, ratio and memory of the 27B conversion."""
+def conversion_lines(result: Result, first: Result | None = None) -> list[str]:
+    """Sizes, ratio and memory of the 27B conversion; `first` as of `_otherwise`."""
     sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in result["sizes"].items())
     ratio, peak = result["summary"]["ratio"], result["summary"]["peak_rss"]
     return [
         f"Converting a checkpoint of the true 27B drafter shape: {sizes} in one pass, at "
         f"{_spread(ratio, result)} times the time of a gguf-py script plus `llama-quantize` twice, "
         f"with {peak / 2**20:.0f} MiB of memory "
-        f"({result['hardware']['cores']} cores, {_repeats(result)}).",
+        f"({result['hardware']['cores']} cores, {_repeats(result)}).{_otherwise(result, first)}",
     ]
 
 
@@ -69,6 +83,21 @@ def machine_text(result: Result) -> str:
     hardware = result["hardware"]
     gpus = [d["description"] for d in hardware["devices"] if d["backend"] != "CPU"]
     return ", ".join(gpus) or f"{hardware['cpu']}, {hardware['cores']} cores"
+
+
+def commit_text(result: Result) -> str:
+    """Our commit of a result, and whether the checkout had changes."""
+    commit = (result["provenance"]["commit"] or "unknown")[:9]
+    return commit + (" with changes" if result["provenance"]["dirty"] else "")
+
+
+def _otherwise(result: Result, first: Result | None) -> str:
+    """ " (machine; commit)", each where it is not that of the first result."""
+    if first is None:
+        return ""
+    said = ((machine_text, "{}"), (commit_text, "commit {}"))
+    other = [form.format(text(result)) for text, form in said if text(result) != text(first)]
+    return f" ({'; '.join(other)})" if other else ""
 
 
 def _spread(ratio: Result, result: Result) -> str:
@@ -111,13 +140,11 @@ def task_table(result: Result) -> list[str]:
     """The demonstration's pair by task."""
     models = ", ".join(f"{m['role']} {m['name']}" for m in result["models"])
     kinds = ", ".join(sorted({m["cache_type"] for m in result["modes"]}))
-    commit = (result["provenance"]["commit"] or "unknown")[:9]
-    commit += " with changes" if result["provenance"]["dirty"] else ""
     lines = [
         f"Speed against plain decoding on a small real pair ({models}; KV {kinds}, greedy, "
         f"{result['config']['max_tokens']} tokens, {_repeats(result)}; "
-        f"{machine_text(result)}; commit {commit}). It is made to check the programs on a CPU; "
-        "verification of many rows costs a CPU more than a GPU.",
+        f"{machine_text(result)}; commit {commit_text(result)}). It is made to check the "
+        "programs on a CPU; verification of many rows costs a CPU more than a GPU.",
         "",
         "| task | tokens a round | speed, plain = 1.00 (min-max) | same text |",
         "|---|---|---|---|",
@@ -214,10 +241,7 @@ def draft_line(result: Result) -> str:
         names = {"dspine": "DSpine", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
         times = ", ".join(f"{names[f]} {ms:.2f}" for f, ms in whole.items())
         sentences.append(f"shape {shape}: {times}")
-    return (
-        "One draft of 16 rows on equal random backbones, milliseconds "
-        f"({machine_text(result)}): {'; '.join(sentences)}."
-    )
+    return f"One draft of 16 rows on equal random backbones, milliseconds: {'; '.join(sentences)}."
 
 
 LINES = (
@@ -258,14 +282,14 @@ def bench_lines(folder: Path) -> list[str]:
     for name, make in LINES:
         result = _optional(folder, name)
         if result is not None:
-            sentences.append(f"- {make(result)}")
+            sentences.append(f"- {make(result)}{_otherwise(result, tasks)}")
     sentences += agreement_lines(folder)
     return lines + (["", *sentences] if sentences else [])
 
 
 def render(folder: Path) -> str:
     """The text between the markers."""
-    golden = _load(folder, "golden_pair.json")["results"]
+    golden = _golden(folder)
     equal = all(r["lossless"] for r in golden)
     lines = [
         "A trained tiny Qwen3 pair (block 8, greedy, CPU, the library's own loop): tokens a round, "
@@ -276,7 +300,7 @@ def render(folder: Path) -> str:
         *golden_table(golden),
         *bench_lines(folder),
         "",
-        *conversion_lines(_checked(folder, "convert.json")),
+        *conversion_lines(_checked(folder, "convert.json"), _optional(folder, "tasks.json")),
     ]
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from dspine._memory import CACHE_TYPES
 
 from dspine_bench.errors import BenchError
+from dspine_bench.provenance import public_url
 
 PLAIN = "plain"
 
@@ -57,6 +58,15 @@ def _labels(drafters: Sequence[Path]) -> list[str]:
     return [f"{d.parent.name}/{d.stem}" for d in drafters]
 
 
+def _apart(temperatures: Sequence[float]) -> list[float]:
+    """Each once; BenchError for two that a name, of six digits, does not tell apart."""
+    found = list(dict.fromkeys(temperatures))
+    names = [f"{temperature:g}" for temperature in found]
+    if len(set(names)) < len(names):
+        raise BenchError(f"--temperature: two that are both {max(names, key=names.count)}")
+    return found
+
+
 def expand(
     drafters: Sequence[Path],
     depths: Sequence[int] = (),
@@ -73,6 +83,7 @@ def expand(
     for cache in caches:
         if cache not in CACHE_TYPES:
             raise BenchError(f"--kv {cache}: expected one of {', '.join(CACHE_TYPES)}")
+    caches, temperatures = list(dict.fromkeys(caches)), _apart(temperatures)
     modes: list[ModeSpec] = []
     for cache, temperature in itertools.product(caches, temperatures):
         tail = f" {cache}" if len(caches) > 1 else ""
@@ -98,8 +109,9 @@ def remote(url: str, baseline: str, temperatures: Sequence[float] = (0.0,)) -> l
     """Two servers that run already, the second without a drafter; BenchError for no URL."""
     for one in (url, baseline):
         if not _is_url(one):
-            raise BenchError(f"{one}: expected http://HOST:PORT")
+            raise BenchError(f"{public_url(one)}: expected http://HOST:PORT")
     modes: list[ModeSpec] = []
+    temperatures = _apart(temperatures)
     for temperature in temperatures:
         tail = f" T={temperature:g}" if len(temperatures) > 1 else ""
         plain = f"{PLAIN}{tail}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,7 +144,11 @@ def workload(*without: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def flags_of(given: Mapping[str, Any]) -> Any:
-    """`request.Flags` of the values that a command received."""
+    """`request.Flags` of the values that a command received.
+
+    What a repeatable option has twice is measured once, but for words of commands (`--flag`) and
+    for drafters, of which two of one name are an error. BadParameter for a value that none may be.
+    """
     from dspine_bench.request import Flags
 
     values = {name: value for name, value in given.items() if name not in RENAMED.values()}
@@ -151,6 +156,14 @@ def flags_of(given: Mapping[str, Any]) -> Any:
         if given.get(option):
             value = given[option]
             values[field] = tuple(value) if isinstance(value, list) else value
+    for field in ("caches", "temperatures"):
+        if field in values:
+            values[field] = tuple(dict.fromkeys(values[field]))
+    for heat in values.get("temperatures", ()):
+        if not math.isfinite(heat):  # "inf" and "nan" pass as 0 or more
+            raise typer.BadParameter(
+                f"{heat:g}: expected a finite number", param_hint="--temperature"
+            )
     interleave = values.get("interleave")
     if interleave not in (None, "request", "repeat"):
         raise typer.BadParameter(

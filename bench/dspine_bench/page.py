@@ -231,6 +231,8 @@ def _conditions(report: Report, heading: str) -> str:
         "driver": f"{h.driver or 'none'} {h.limits or ''}",
         "command": " ".join(p.command),
     }
+    if p.environment:
+        lines["environment"] = " ".join(f"{k}={v}" for k, v in p.environment.items())
     if isinstance(report, ServerReport | EngineReport):
         for model in report.models:
             size = f"{model.bytes / 1e9:.2f} GB"

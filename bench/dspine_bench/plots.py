@@ -31,6 +31,7 @@ STYLE = {
     "svg.fonttype": "path",  # the page needs no font
     "svg.hashsalt": "dspine",  # the same input gives the same bytes
     "figure.constrained_layout.use": True,
+    "text.parse_math": False,  # names of categories and files are no mathematics
 }
 
 
@@ -377,7 +378,8 @@ def _parts_of(report: DraftReport, shape: str) -> Plot:
         _legend(axes, len(PARTS), 2)
 
     title = f"One draft of 16 rows by part, shape {shape}"
-    return _drawn(f"draft-{shape}", title, caption(report), 4.0, paint)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", shape)  # a result may call a shape anything
+    return _drawn(f"draft-{name}", title, caption(report), 4.0, paint)
 
 
 def _plots_of(report: Report) -> list[Plot | None]:

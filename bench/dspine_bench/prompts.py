@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from dspine_bench.errors import BenchError
-from dspine_bench.schema import WorkloadFile
+from dspine_bench.schema import ALL, CONTROL, WorkloadFile
 
 Message = Mapping[str, Any]
 
 TASKS, REPLAY, DEPTH = "tasks.v1.jsonl", "replay.v1.jsonl", "depth.v1.json"
 ROLES = ("system", "user", "assistant", "tool")
+THINKING = ", thinking"  # behind id and category of a prompt that is asked in thinking mode
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,11 @@ def read(name: str, path: Path | None) -> tuple[str, WorkloadFile]:
 def parse_lines(text: str, where: str, *, category: bool) -> list[Conversation]:
     """Conversations of a JSONL text; BenchError names the line that is wrong."""
     found: list[Conversation] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # splitlines() splits at U+2028 too, which may stand in a text; JSON ignores "\r" at the end
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise BenchError(f"{where}:{number}: no JSON: {error}") from None
+        entry = _entry(line, f"{where}:{number}")
         problem = _problem(entry, category=category)
         if problem:
             raise BenchError(f"{where}:{number}: {problem}")
@@ -91,22 +91,74 @@ def parse_lines(text: str, where: str, *, category: bool) -> list[Conversation]:
     return found
 
 
+def _entry(line: str, where: str) -> Any:
+    """What a line says; BenchError for one that is no JSON, or cannot be sent as JSON again."""
+    try:
+        entry = json.loads(line)
+        json.dumps(entry, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BenchError(f"{where}: expected whole characters, found the half one {half}") from None
+    except ValueError as error:
+        raise BenchError(f"{where}: no JSON: {error}") from None
+    except RecursionError:
+        raise BenchError(f"{where}: JSON of too many levels, expected a conversation") from None
+    return entry
+
+
 def _problem(entry: object, *, category: bool) -> str | None:
+    """What is wrong with an entry, None of nothing."""
     if not isinstance(entry, dict):
         return f"expected an object, found {type(entry).__name__}"
     for name in ("id", "category") if category else ("id",):
-        if not isinstance(entry.get(name), str) or not entry[name]:
-            return f"{name} must be a text"
+        if problem := _name_problem(entry.get(name)):
+            return f"{name}: {problem}"
+    if entry.get("category") == ALL and category:
+        return f"category: expected another name than {ALL!r}, which rows of all categories have"
     messages = entry.get("messages")
     if not isinstance(messages, list) or not messages:
         return "messages must be a list that is not empty"
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return f"messages[{index}]: role must be one of {', '.join(ROLES)}"
-    if not isinstance(entry.get("tools", []), list):
-        return "tools must be a list"
+        if problem := _message_problem(message):
+            return f"messages[{index}]{problem}"
+    if problem := _functions_problem(entry.get("tools", []), ("name",)):
+        return f"tools{problem}"
     if not category and not any(m["role"] == "assistant" for m in messages[1:]):
         return "no assistant message to replay"
+    return None
+
+
+def _name_problem(name: object) -> str | None:
+    """What is wrong with an id or a category: tables and the page show them as they are."""
+    if not isinstance(name, str) or not name:
+        return f"expected a text, found {name!r:.60}"
+    if re.search(f"[{CONTROL}]", name):
+        return f"expected a text without control characters, found {name!r:.60}"
+    if name.endswith(THINKING):
+        return f"expected another end than {THINKING!r}, which thinking mode adds"
+    return None
+
+
+def _message_problem(message: object) -> str | None:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        return f": role must be one of {', '.join(ROLES)}"
+    calls = message.get("tool_calls")
+    problem = None if calls is None else _functions_problem(calls, ("name", "arguments"))
+    return f".tool_calls{problem}" if problem else None
+
+
+def _functions_problem(entries: object, texts: Sequence[str]) -> str | None:
+    """What is wrong with tools or calls of them: objects whose `function` has these texts."""
+    if not isinstance(entries, list):
+        return f": expected a list, found {type(entries).__name__}"
+    for index, one in enumerate(entries):
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict):
+            return f"[{index}]: expected an object with function, found {one!r:.60}"
+        for name in texts:
+            if not isinstance(function.get(name), str):
+                found = type(function.get(name)).__name__
+                return f"[{index}].function.{name}: expected a text, found {found}"
     return None
 
 

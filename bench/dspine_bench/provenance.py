@@ -26,6 +26,8 @@ from dspine._headers import open_header
 from dspine_bench.errors import BenchError
 from dspine_bench.schema import Device, Hardware, ModelFile, Provenance
 
+READ = re.compile(r"LLAMA_|GGML_|DSPINE_|CUDA_|OMP_|GOMP_|MKL_|OPENBLAS_|NVIDIA_")
+SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
 COMMIT_ENV = "DSPINE_BENCH_COMMIT"  # for a copy of the tree without its history
 CHUNK = 1 << 24
 LARGE = 1 << 16  # values; smaller tensors do not say what a file is
@@ -115,13 +117,44 @@ def binaries() -> str | None:
     return total.hexdigest() if found else None
 
 
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line whose API key and passwords in URLs are ***."""
+    found: list[str] = []
+    hide = False
+    for word in words:
+        if hide and word != "--flag":
+            found.append("--flag=***" if word.startswith("--flag=") else "***")
+            hide = False
+            continue
+        hide = hide or word in ("--api-key", "--flag=--api-key")
+        found.append(public_url(re.sub(r"(--api-key=).*", r"\1***", word, flags=re.DOTALL)))
+    return found
+
+
+def public_url(text: str) -> str:
+    """Text whose URL names no user and no password."""
+    return re.sub(r"(https?://)[^/@\s]*@", r"\1", text)
+
+
+def environment() -> dict[str, str]:
+    """The variables that llama.cpp, its backends and this package read, but for secrets.
+
+    Files are named without their folders.
+    """
+    return {
+        name: Path(value).name if Path(value).is_absolute() else value
+        for name, value in sorted(os.environ.items())
+        if READ.match(name) and not SECRET.search(name)
+    }
+
+
 def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = True) -> Provenance:
     """Of this run; `build` is what the measured program calls itself, `own` whether it is ours."""
     from dspine import __version__
 
     head, dirty = commit(Path.cwd())
     return Provenance(
-        command=list(sys.argv if command is None else command),
+        command=without_secrets(sys.argv if command is None else command),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
         commit=head,
@@ -129,6 +162,7 @@ def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = 
         pin=pin_of(build),
         build=build,
         binaries=binaries() if own else None,
+        environment=environment(),
     )
 
 

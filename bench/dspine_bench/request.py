@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspine._flags import SPELLINGS
+from dspine._flags import settings_of as flag_settings
 from dspine_convert.streams import say
 
 from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec, expand, parse_sweep, remote
 from dspine_bench.progress import shown
+from dspine_bench.prompts import Conversation
 from dspine_bench.provenance import hardware, pair_files, provenance
 from dspine_bench.runner import (
     Interleave,
@@ -35,6 +39,16 @@ QUICK_TOKENS = {"tasks": 48, "depth": 32, "replay": 24}
 TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
 DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
 PROMPT_ROOM = 3072  # of the context beside what is generated
+BYTES_PER_TOKEN = 2  # at least, of prompts in most languages
+# llama-server's settings that the modes have: how to change them
+INSTEAD = {
+    "n_ctx": "-c",
+    "n_parallel": "-np of replay",
+    "n_draft": "--sweep n-draft=N",
+    "flash_attn": "-fa",
+    "type_k": "--kv",
+    "type_v": "--kv",
+}
 WORKLOADS = ("tasks", "depth", "replay", "draft")  # in the order of the page
 
 
@@ -71,8 +85,7 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
     if flags.url is not None and flags.url_baseline is not None:
         if flags.target or flags.drafters or flags.sweep:
             raise BenchError("--url is a server that runs already: no --target, --drafter, --sweep")
-        if flags.threads:
-            raise BenchError("--url is a server that runs already: no --threads")
+        _refuse_with_url(flags)
         if flags.url.rstrip("/").lower() == flags.url_baseline.rstrip("/").lower():
             say("dspine-bench: --url and --url-baseline are the same server: nothing is compared")
         return remote(flags.url, flags.url_baseline, flags.temperatures)
@@ -81,10 +94,34 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
     for path in (flags.target, *flags.drafters):
         if not path.is_file():
             raise BenchError(f"{path}: no such file")
+    _check_extra(flags.extra)
     depths = parse_sweep(flags.sweep) if flags.sweep else ()
     if depths:
         _check_depths(max(depths), flags.drafters)
     return expand(flags.drafters, depths, flags.caches, flags.temperatures)
+
+
+def _refuse_with_url(flags: Flags) -> None:
+    """BenchError for what only a server that is started here would follow."""
+    default = Flags()
+    given = {
+        "--threads": flags.threads,
+        "--kv": flags.caches != default.caches,
+        "--flash-attn": flags.flash_attn != default.flash_attn,
+        "--ctx-size": flags.n_ctx,
+        "--flag": flags.extra,
+        "--server": flags.server,
+    }
+    if found := [name for name, value in given.items() if value]:
+        raise BenchError(f"--url is a server that runs already: no {', '.join(found)}")
+
+
+def _check_extra(extra: tuple[str, ...]) -> None:
+    """BenchError for a flag that every mode has a value of its own for."""
+    for setting in flag_settings(extra):
+        if instead := INSTEAD.get(setting):
+            names = " or ".join(SPELLINGS[setting])
+            raise BenchError(f"--flag {names}: the modes set it themselves; give {instead}")
 
 
 def _check_depths(deepest: int, drafters: tuple[Path, ...]) -> None:
@@ -213,7 +250,8 @@ def run_tasks(flags: Flags, prompts: Path | None = None, thinking: str = "auto")
     chosen = thinking if thinking != "auto" else ("off" if flags.quick else "both")
     optional = thinking == "auto"
     work = Tasks(talks, file, tokens_of(flags, "tasks"), chosen, optional=optional)
-    return measure(flags, work, modes, settings_of(flags, "tasks", modes))
+    settings = settings_of(flags, "tasks", modes, prompt=longest(talks))
+    return measure(flags, work, modes, settings)
 
 
 def run_depth(flags: Flags, depths: tuple[int, ...] = ()) -> Report:
@@ -235,10 +273,21 @@ def run_depth(flags: Flags, depths: tuple[int, ...] = ()) -> Report:
         for depth in too_deep:
             say(f"dspine-bench: depth {depth} is left out: the target's context is {trained}")
         chosen = tuple(d for d in chosen if d not in too_deep)
+        if not chosen:
+            raise BenchError(
+                f"-n {tokens}: no depth is left, the target was trained with a context of {trained}"
+            )
     text, file = load_depth()
     work = Depth(text, file, chosen, tokens)
     settings = settings_of(flags, "depth", modes, prompt=max(chosen) + DEPTH_ROOM)
     return measure(flags, work, modes, settings)
+
+
+def longest(talks: Sequence[Conversation]) -> int:
+    """Tokens that the longest conversation may take, from its size; the servers count them."""
+    parts = ([*talk.messages, *talk.tools] for talk in talks)
+    sizes = (len(json.dumps(part, ensure_ascii=False).encode()) for part in parts)
+    return max(sizes) // BYTES_PER_TOKEN
 
 
 def _trained_context(target: Path | None) -> int | None:
@@ -261,4 +310,7 @@ def run_replay(flags: Flags, conversations: Path | None = None, parallel: int = 
         talks = talks[: max(parallel // 2, 1)]
     parallel = min(parallel, len(talks))
     work = ReplayAll(talks, file, parallel, tokens_of(flags, "replay"))
-    return measure(flags, work, modes, settings_of(flags, "replay", modes, parallel=parallel))
+    if flags.url is not None:
+        say("dspine-bench: servers at a URL keep prompts from one repeat to the next")
+    settings = settings_of(flags, "replay", modes, parallel=parallel, prompt=longest(talks))
+    return measure(flags, work, modes, settings)

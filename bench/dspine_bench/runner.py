@@ -12,7 +12,7 @@ each other, and not with the next run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -25,6 +25,7 @@ from dspine_bench.endpoints import REQUEST_TIMEOUT_S, Endpoint, Remote
 from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec
 from dspine_bench.prompts import Conversation
+from dspine_bench.provenance import public_url, without_secrets
 from dspine_bench.schema import Mode, Replay, Sample, WorkloadFile
 
 Interleave = Literal["request", "repeat"]
@@ -119,6 +120,7 @@ def _command(server: Requests) -> list[str]:
     if not isinstance(server, Server):
         return []
     words = [Path(w).name if Path(w).is_absolute() else w for w in server.command]
+    words = without_secrets(words)
     if "--port" in words:
         words[words.index("--port") + 1] = "PORT"
     return words
@@ -133,12 +135,13 @@ def _explained(mode: ModeSpec) -> Iterator[None]:
         text = str(error)
         if mode.url and "<html" in text.lower():
             text = f"{mode.url} answers with a web page, expected a llama-server"
-        raise BenchError(f"{mode.name}: {text}") from error
+        raise BenchError(f"{mode.name}: {public_url(text)}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if mode.url is None:
             raise
         raise BenchError(
-            f"{mode.name}: {mode.url} gave no answer of a llama-server: {error!r}"
+            f"{mode.name}: {public_url(mode.url)} gave no answer of a llama-server: "
+            + " ".join(repr(error).split())
         ) from error
 
 
@@ -166,6 +169,7 @@ class Runner:
         self._progress = progress
         self._done = 0
         self._units: list[Unit] | None = None
+        self._compared: dict[str, str] = {}  # "ids" or "text", by mode
         self.result = Result()
 
     def run(self, workload: Workload) -> Result:
@@ -224,8 +228,11 @@ class Runner:
         have = len(self.result.samples)
         with _explained(mode):
             unit.run(endpoint, mode, repeat, self.result)
+        fresh = self.result.samples[have:]
         if mode.name == mode.baseline:
-            _refuse_drafts(mode, self.result.samples[have:])
+            _refuse_drafts(mode, fresh)
+        self._compared[mode.name] = fresh[0].compared
+        _refuse_other_kind(mode, self._compared)
         self._done += 1
         self._progress(self._done, total, mode.name)
 
@@ -234,9 +241,20 @@ def _refuse_drafts(mode: ModeSpec, samples: Sequence[Sample]) -> None:
     """A baseline that drafts is no plain decoding."""
     drafted = sum(sample.drafted for sample in samples)
     if drafted:
-        who = f"--url-baseline {mode.url}" if mode.url else mode.name
+        who = f"--url-baseline {public_url(mode.url)}" if mode.url else mode.name
         raise BenchError(
             f"{who}: the server has drafted {drafted} tokens, expected one without a drafter"
+        )
+
+
+def _refuse_other_kind(mode: ModeSpec, compared: Mapping[str, str]) -> None:
+    """Ids are compared with ids, and text with text."""
+    kinds = {name: compared.get(name) for name in (mode.baseline, mode.name)}
+    if None not in kinds.values() and len(set(kinds.values())) > 1:
+        found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        raise BenchError(
+            f"the servers' answers cannot be compared ({found}): one gives token ids and the "
+            "other does not, expected llama-servers that both do, or both do not"
         )
 
 
@@ -250,7 +268,7 @@ def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
             n_draft=mode.n_draft,
             cache_type=mode.cache_type,
             temperature=mode.temperature,
-            url=mode.url,
+            url=None if mode.url is None else public_url(mode.url),
             command=result.commands.get(mode.name, []),
             model=result.served.get(mode.name),
         )

@@ -7,9 +7,11 @@ acceptance rate = accepted / drafted. Times are milliseconds, sizes bytes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +26,13 @@ ALL = "all"  # the category that has every prompt
 AGAIN = "again"  # the folder of second runs, in that of the first
 MIN_REPEATS = 5  # fewer are not published
 ROUNDING = 1e-9  # of figures that are computed again, on another machine perhaps
+LARGEST = 2**53  # whole numbers up to it are exact in every reader of JSON
+CONTROL = r"\x00-\x1f\x7f-\x9f"  # characters that a terminal or a page would follow
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Signed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Label = Annotated[str, Field(pattern=f"^[^{CONTROL}]+$")]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -53,6 +60,7 @@ class Provenance(Strict):
     pin: str  # llama.cpp's commit
     build: str  # what the server or the library calls itself
     binaries: str | None = None
+    environment: dict[str, str] | None = None  # of llama.cpp and this package; None: not recorded
 
 
 class Device(Strict):
@@ -98,12 +106,12 @@ class WorkloadFile(Strict):
 class Config(Strict):
     """What was asked for, the same for all modes."""
 
-    repeats: Annotated[int, Field(ge=1)]
+    repeats: Positive
     warmup: Count  # requests before the first counted one, to each server, dropped
     quick: bool
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Positive
     n_ctx: Count | None
-    parallel: Annotated[int, Field(ge=1)]
+    parallel: Positive
     interleave: Literal["request", "repeat"]
     extra: list[str]  # further words of every server's command
 
@@ -130,22 +138,23 @@ class Sample(Strict):
     """One request, as measured.
 
     `digest` is the SHA-256 of the ids, of the text where the server gives no ids. `accepted_at`
-    counts the rounds that accepted the first, second, … drafted token, where the server tells.
+    counts the rounds that accepted the first, second, … drafted token, where the server tells;
+    below 0 where it began to count again.
     `generated_ms` is the server's time from the first token to the last; `wall_ms` is the
     client's for the whole request.
     """
 
     mode: str
     repeat: Count
-    prompt: str
-    category: str
+    prompt: Label
+    category: Label
     prompt_tokens: Count
     cached: Count
     tokens: Count
     rounds: Count
     drafted: Count
     accepted: Count
-    accepted_at: list[int] | None
+    accepted_at: list[Signed] | None
     prompt_ms: Time
     generated_ms: Time
     first_token_ms: Time | None
@@ -247,6 +256,8 @@ class ServerReport(Head):
     @model_validator(mode="after")
     def _names_agree(self) -> ServerReport:
         modes = {mode.name for mode in self.modes}
+        if len(modes) < len(self.modes):
+            raise ValueError("two modes have one name, expected names that differ")
         used = {s.mode for s in self.samples} | {r.mode for r in self.summary}
         used |= {r.mode for r in self.replays} | {m.baseline for m in self.modes}
         if missing := used - modes:
@@ -254,6 +265,44 @@ class ServerReport(Head):
         baselines = {m.baseline for m in self.modes}
         if drafting := {s.mode for s in self.samples if s.drafted and s.mode in baselines}:
             raise ValueError(f"baselines {sorted(drafting)} have drafted tokens")
+        odd = {s.category for s in self.samples if not re.fullmatch("[0-9]{1,15}", s.category)}
+        if self.workload == "depth" and odd:
+            raise ValueError(f"depth has the categories {sorted(odd)}, expected tokens of context")
+        return self
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ServerReport:
+        """Every mode has every prompt once in each of `config.repeats`."""
+        expected = self.config.repeats
+        found: dict[tuple[str, str], list[int]] = {}
+        for sample in self.samples:
+            found.setdefault((sample.mode, sample.prompt), []).append(sample.repeat)
+        for mode, prompt in itertools.product(self.modes, dict.fromkeys(p for _, p in found)):
+            repeats = sorted(found.get((mode.name, prompt), []))
+            # the length first: what a file calls its repeats may be any number
+            if len(repeats) != expected or repeats != list(range(expected)):
+                raise ValueError(
+                    f"{mode.name} has the repeats {repeats!s:.60} of {prompt}, "
+                    f"expected {expected} from 0 on (config.repeats)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _replays_are_of_samples(self) -> ServerReport:
+        """A replay has the requests and the tokens of its samples; each is there once."""
+        left: dict[tuple[str, int], tuple[int, int]] = {}
+        for sample in self.samples if self.workload == "replay" else ():
+            requests, tokens = left.get((sample.mode, sample.repeat), (0, 0))
+            left[sample.mode, sample.repeat] = (requests + 1, tokens + sample.tokens)
+        for one in self.replays:
+            expected = left.pop((one.mode, one.repeat), "none")
+            if (one.requests, one.tokens) != expected:
+                raise ValueError(
+                    f"replay {one.repeat} of {one.mode} has {one.requests} requests and "
+                    f"{one.tokens} tokens, the samples give {expected}"
+                )
+        for mode, repeat in left:
+            raise ValueError(f"replay {repeat} of {mode} is missing, expected one for its samples")
         return self
 
 
@@ -276,7 +325,7 @@ class DraftSample(Strict):
 
     case: str
     call: str
-    rows: Annotated[int, Field(ge=1)]
+    rows: Positive
     repeat: Count
     ms: Time
 
@@ -287,7 +336,7 @@ class DraftRow(Strict):
     shape: str
     family: str
     part: str
-    rows: Annotated[int, Field(ge=1)]
+    rows: Positive
     ms: Spread
     how: str
 
@@ -434,7 +483,9 @@ def _recomputed(report: Report, name: str) -> Report:
     """The report; BenchError where its summary is not that of its samples."""
     try:
         made = _plain(_summary_of(report))
-    except (LookupError, StopIteration, ZeroDivisionError, ValueError) as error:
+    except ValidationError as error:
+        raise BenchError(f"{name}: samples give no summary: {_text(error)}") from None
+    except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
         raise BenchError(f"{name}: samples give no summary: {error!r}") from None
     for found in _differences(_plain(report.summary), made, "summary"):
         raise BenchError(f"{name}: {found}")
@@ -450,14 +501,17 @@ def parse(text: str, name: str) -> Report:
         document = json.loads(text)
     except ValueError as error:
         raise BenchError(f"{name}: no JSON: {error}") from None
+    except RecursionError:
+        raise BenchError(f"{name}: JSON of too many levels, expected a result") from None
     if not isinstance(document, dict) or "schema_version" not in document:
         raise BenchError(f"{name}: no result of dspine-bench: schema_version is missing")
-    if document["schema_version"] != SCHEMA_VERSION:
-        found = document["schema_version"]
-        raise BenchError(f"{name}: schema_version is {found}, expected {SCHEMA_VERSION}")
+    found = document["schema_version"]
+    if type(found) is not int or found != SCHEMA_VERSION:  # True and 1.0 equal 1
+        raise BenchError(f"{name}: schema_version is {found!r:.60}, expected {SCHEMA_VERSION}")
     workload = document.get("workload")
     if not isinstance(workload, str) or workload not in KINDS:
-        raise BenchError(f"{name}: workload is {workload!r}, expected one of {', '.join(KINDS)}")
+        kinds = ", ".join(KINDS)
+        raise BenchError(f"{name}: workload is {workload!r:.60}, expected one of {kinds}")
     try:
         report: Report = KINDS[workload].model_validate_json(text)
     except ValidationError as error:
@@ -466,11 +520,14 @@ def parse(text: str, name: str) -> Report:
 
 
 def load(path: Path) -> Report:
-    """Read a result file."""
+    """Read a result file; BenchError where it cannot be read, or is none."""
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BenchError(f"{path}: no UTF-8 text at byte {error.start}, expected JSON") from None
+    return parse(text, str(path))
 
 
 def save(report: Report, path: Path) -> None:

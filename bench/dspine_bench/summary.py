@@ -7,7 +7,7 @@ a short one, as it does for its reader. `min` and `max` are of whole repeats.
 Texts must be those of the baseline at temperature 0, or their speed is in no figure. Where the
 baseline itself gives different texts in different repeats (requests that share a batch, in
 quantized arithmetic) there is nothing to compare with: such prompts are unstable, and in no figure
-either. A text that the baseline gave in none of its repeats differs, unstable or not.
+either. A mode that gave none of the baseline's texts differs, unstable or not.
 """
 
 from __future__ import annotations

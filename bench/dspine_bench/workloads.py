@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dspine_bench.endpoints import Answer, Endpoint
 from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec
-from dspine_bench.prompts import Conversation, LongText, decisions
+from dspine_bench.prompts import THINKING, Conversation, LongText, decisions
 from dspine_bench.runner import Result, Unit
 from dspine_bench.schema import Replay, Sample, WorkloadFile
 
@@ -82,6 +82,19 @@ def request(
     return endpoint.complete(prompt.rendered, max_tokens, **settings)
 
 
+def check_fits(endpoint: Endpoint, prompt: Prompt) -> None:
+    """BenchError for a prompt that a server will refuse, before anything is measured."""
+    room = endpoint.slot_context
+    if prompt.rendered is None or room is None:
+        return
+    length = len(endpoint.tokenize(prompt.rendered))
+    if length >= room:
+        raise BenchError(
+            f"{prompt.id}: a prompt of {length} tokens, expected fewer than {room}, the context "
+            "of a request: give -c"
+        )
+
+
 def rendered(endpoint: Endpoint, talk: Conversation, thinking: bool | None = None) -> str | None:
     """The prompt's text, None where the server has no route for it."""
     return endpoint.render(talk, thinking=thinking) if endpoint.renders else None
@@ -89,14 +102,16 @@ def rendered(endpoint: Endpoint, talk: Conversation, thinking: bool | None = Non
 
 @dataclass(frozen=True)
 class Single:
-    """One prompt, one answer."""
+    """One prompt, one answer; `ignore_eos`: of `max_tokens`, whatever its end."""
 
     prompt: Prompt
     max_tokens: int
+    ignore_eos: bool = False
 
     def run(self, endpoint: Endpoint, mode: ModeSpec, repeat: int, result: Result) -> None:
         """Measure one request; the prompt cache is off, so that every repeat does the same work."""
-        answer = request(endpoint, self.prompt, mode, repeat, self.max_tokens, cache_prompt=False)
+        settings = {"cache_prompt": False} | ({"ignore_eos": True} if self.ignore_eos else {})
+        answer = request(endpoint, self.prompt, mode, repeat, self.max_tokens, **settings)
         result.samples.append(sample_of(answer, self.prompt, mode, repeat))
 
 
@@ -129,10 +144,11 @@ class Tasks:
         """Render every prompt."""
         units: list[Unit] = []
         for thinking in self._modes(endpoint):
-            tail = ", thinking" if thinking else ""
+            tail = THINKING if thinking else ""
             for talk in self._talks:
                 text = rendered(endpoint, talk, thinking)
                 prompt = Prompt(talk.id + tail, talk.category + tail, talk, text, thinking)
+                check_fits(endpoint, prompt)
                 units.append(Single(prompt, self._max_tokens))
         return units
 
@@ -164,7 +180,8 @@ class Depth:
                 [{"role": "user", "content": f"{text}\n\n{self._text.question}"}],
             )
             prompt = Prompt(talk.id, talk.category, talk, rendered(endpoint, talk, thinking))
-            units.append(Single(prompt, self._max_tokens))
+            check_fits(endpoint, prompt)
+            units.append(Single(prompt, self._max_tokens, ignore_eos=True))
         return units
 
 
@@ -235,4 +252,6 @@ class ReplayAll:
             ]
             for talk in self._talks
         ]
+        for talk in prompts:
+            check_fits(endpoint, talk[-1])
         return [WholeReplay(prompts, self._parallel, self._max_tokens)]

@@ -61,10 +61,41 @@ def test_the_long_text_grows() -> None:
     assert "20. " in long and long.startswith(text.text(7))
 
 
+def line_of(**changed: object) -> str:
+    """A prompt's line with other fields."""
+    message = {"role": "user", "content": "a"}
+    return json.dumps({"id": "a", "category": "b", "messages": [message]} | changed)
+
+
+def calling(*calls: object) -> str:
+    """A prompt's line with these calls of tools."""
+    return line_of(messages=[{"role": "assistant", "tool_calls": [*calls]}])
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{", "no JSON"),
+        ("[" * 100_000, "too many levels"),
+        (line_of(messages=[{"role": "user", "content": "\ud800"}]), "the half one \\ud800"),
+        (line_of(temperature=float("nan")), "no JSON"),
+        (line_of(id=3), "id: expected a text, found 3"),
+        (line_of(id="a\0"), "id: expected a text without control characters, found 'a\\x00'"),
+        (line_of(category="\x1b[2J"), "category: expected a text without control characters"),
+        (line_of(category="all"), "category: expected another name than 'all'"),
+        (line_of(id="a, thinking"), "id: expected another end than ', thinking'"),
+        (line_of(tools=[3]), "tools[0]: expected an object with function, found 3"),
+        (line_of(tools=[{"function": {}}]), "tools[0].function.name: expected a text"),
+        (line_of(tools=None), "tools: expected a list, found NoneType"),
+        (calling({"id": "1"}), "messages[0].tool_calls[0]: expected an object with function"),
+        (
+            calling({"function": {"name": "f", "arguments": {}}}),
+            "messages[0].tool_calls[0].function.arguments: expected a text, found dict",
+        ),
+        (
+            line_of(messages=[{"role": "assistant", "tool_calls": "f"}]),
+            "messages[0].tool_calls: expected a list, found str",
+        ),
         ("[]", "expected an object"),
         ('{"id": "a", "messages": []}', "category"),
         ('{"id": "a", "category": "b", "messages": []}', "messages"),
@@ -79,6 +110,17 @@ def test_a_wrong_line_is_named(line: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught:
         load_tasks(path)
     assert "mine.jsonl:3: " in str(caught.value) and said in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_at_a_line_feed(end: str, tmp_path: Path) -> None:
+    text = "one\u2028two\u0085three"
+    line = json.dumps({"role": "user", "content": text}, ensure_ascii=False)
+    path = tmp_path / "mine.jsonl"
+    lines = [f'{{"id": "{n}", "category": "b", "messages": [{line}]}}{end}' for n in range(2)]
+    path.write_bytes("".join(lines).encode())
+    talks, _ = load_tasks(path)
+    assert [talk.messages[0]["content"] for talk in talks] == [text, text]
 
 
 def test_prompts_that_are_none(tmp_path: Path) -> None:

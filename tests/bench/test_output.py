@@ -84,34 +84,6 @@ def slower(report: ServerReport, factor: float) -> ServerReport:
     )
 
 
-@pytest.mark.parametrize(
-    ("factor", "words", "code"),
-    [
-        (1.0, [], 0),
-        (1.05, [], 0),
-        (1.2, [], 1),
-        (1.2, ["--threshold", "0.3"], 0),
-        (0.8, [], 0),
-        (0.8, ["--either-way"], 1),
-    ],
-)
-def test_compare(
-    factor: float,
-    words: list[str],
-    code: int,
-    report: ServerReport,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    save(report, paths[0])
-    save(slower(report, factor), paths[1])
-    assert main(["compare", *map(str, paths), *words]) == code
-    shown = capsys.readouterr().out
-    assert "draft, all: ratio" in shown
-    assert ("none of 6 is past" in shown) == (code == 0)
-
-
 def test_compare_needs_the_like(
     report: ServerReport, draft: DraftReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +255,27 @@ def test_readme_figures_of_a_replay(report: ServerReport, tmp_path: Path) -> Non
     text = " ".join(figures.render(tmp_path).split())
     assert "3 requests, 7 drafts a round: all tokens over the wall time not reported" in text
     assert "time of single requests 1.98 (1.98-1.99) over 2 of 3 prompts; 2.54 tokens" in text
+
+
+def test_readme_figures_name_another_commit(report: ServerReport, tmp_path: Path) -> None:
+    for name in ("golden_pair.json", "convert.json"):
+        shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
+    save(report, tmp_path / "tasks.json")
+    save(replayed(report), tmp_path / "replay.json")
+    assert "(commit" not in figures.render(tmp_path).partition("Agent conv")[2].splitlines()[0]
+    other = report.provenance.model_copy(update={"commit": "b" * 40})
+    save(replayed(report).model_copy(update={"provenance": other}), tmp_path / "replay.json")
+    line = figures.render(tmp_path).partition("Agent conv")[2].splitlines()[0]
+    assert line.endswith("(commit bbbbbbbbb)")
+
+
+def test_the_golden_pairs_means_are_checked(tmp_path: Path) -> None:
+    for name in ("golden_pair.json", "convert.json"):
+        shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
+    path = tmp_path / "golden_pair.json"
+    path.write_text(path.read_text().replace("5.143", "7.9"))
+    with pytest.raises(BenchError, match=r"is 7\.9, its totals give 5\.143"):
+        figures.render(tmp_path)
 
 
 def test_readme_figures_of_two_runs(report: ServerReport, tmp_path: Path) -> None:

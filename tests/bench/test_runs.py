@@ -14,7 +14,8 @@ from dspine_bench.cli import main
 from dspine_bench.endpoints import Endpoint, grown, positions_of
 from dspine_bench.errors import BenchError
 from dspine_bench.golden_bench import write_pair
-from dspine_bench.request import Flags, modes_of, settings_of
+from dspine_bench.prompts import Conversation
+from dspine_bench.request import Flags, longest, modes_of, settings_of
 from dspine_bench.schema import ServerReport, load
 from support.bench import FakeServer
 from support.golden import GOLDEN
@@ -284,6 +285,30 @@ def test_a_depth_that_the_drafter_has_not(
     assert "--sweep n-draft=999: draft.gguf drafts at most 7 tokens" in capsys.readouterr().err
     modes = modes_of(Flags(target=pair.target, drafters=(pair.draft,), sweep="n-draft=7"))
     assert modes[-1].n_draft == 7
+
+
+def test_a_depth_that_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = write_pair(GOLDEN, tmp_path)
+    files = ["depth", "-m", str(pair.target), "-md", str(pair.draft), "-o", str(tmp_path / "out")]
+    assert main([*files, "-n", "999999"]) == 1
+    assert "-n 999999: no depth is left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("--spec-draft-n-max", "--sweep"), ("-ctk", "--kv"), ("--flash-attn", "-fa"), ("-c", "-c")],
+)
+def test_a_flag_that_the_modes_set(word: str, instead: str) -> None:
+    here = Path(__file__)
+    with pytest.raises(BenchError, match=rf"--flag .*{word}.*; give {instead}"):
+        modes_of(Flags(target=here, drafters=(here,), extra=(word, "15")))
+
+
+def test_the_context_holds_ones_own_prompts() -> None:
+    flags = Flags(interleave="repeat", max_tokens=24)
+    assert settings_of(flags, "tasks", []).n_ctx == settings_of(flags, "tasks", [], prompt=9).n_ctx
+    long = Conversation("a", "b", [{"role": "user", "content": "word " * 4000}])
+    assert settings_of(flags, "tasks", [], prompt=longest([long])).n_ctx >= 8000
 
 
 def test_threads() -> None:

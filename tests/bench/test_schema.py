@@ -7,8 +7,26 @@ from pathlib import Path
 
 import pytest
 from dspine_bench.errors import BenchError
-from dspine_bench.schema import ServerReport, load, save
+from dspine_bench.schema import Replay, ServerReport, load, save
+from dspine_bench.summary import summarize
 from pydantic import ValidationError
+from support.bench import PLAIN, report_of
+
+REPLAY = {"mode": "plain", "repeat": 0, "requests": 3, "tokens": 300, "wall_ms": 900.0}
+SAID_REPEATS = "plain has the repeats [0, 1, 2, 3, 4] of chat-1, expected "
+
+
+@pytest.fixture
+def replayed(report: ServerReport) -> ServerReport:
+    """The same as a replay."""
+    samples = [s.model_copy(update={"category": "replay"}) for s in report.samples]
+    replays = [
+        Replay(mode=mode.name, repeat=r, requests=3, tokens=300, wall_ms=900.0)
+        for mode in report.modes
+        for r in range(5)
+    ]
+    summary = summarize(report.modes, samples, replays)
+    return report_of(samples, workload="replay", replays=replays, summary=summary)
 
 
 def test_round_trip(report: ServerReport, tmp_path: Path) -> None:
@@ -22,6 +40,19 @@ def test_round_trip(report: ServerReport, tmp_path: Path) -> None:
     ("where", "value", "said"),
     [
         (("schema_version",), 7, "schema_version is 7, expected 1"),
+        (("schema_version",), True, "schema_version is True, expected 1"),
+        (("schema_version",), 1.0, "schema_version is 1.0, expected 1"),
+        (("workload",), "depth", "categories ['chat', 'code'], expected tokens of context"),
+        (("modes", 1, "name"), "plain", "two modes have one name"),
+        (("config", "repeats"), 50, f"{SAID_REPEATS}50 from 0 on (config.repeats)"),
+        (("config", "repeats"), 2**40, f"{SAID_REPEATS}1099511627776 from 0 on"),
+        (("samples", 0, "repeat"), 1, "plain has the repeats [1, 1, 2, 3, 4] of chat-1"),
+        (("samples", 0, "prompt"), "chat-2", "plain has the repeats [0] of chat-2, expected 5"),
+        (("samples", 0, "tokens"), 10**30, "samples.0.tokens"),
+        (("samples", 3, "accepted_at", 0), 10**30, "samples.3.accepted_at.0"),
+        (("samples", 0, "prompt"), "a\0", "samples.0.prompt"),
+        (("samples", 0, "category"), "\x1b[2J", "samples.0.category"),
+        (("replays",), [REPLAY], "replay 0 of plain has 3 requests and 300 tokens"),
         (("samples", 0, "tokens"), -1, "samples.0.tokens"),
         (("samples", 0, "tokens"), "100", "samples.0.tokens"),
         (("samples", 0, "surprise"), 1, "samples.0.surprise"),
@@ -52,19 +83,56 @@ def test_what_is_wrong_is_named(
     for step in where[:-1]:
         place = place[step]
     place[where[-1]] = value
-    path = tmp_path / "bad.json"
+    assert said in refused(document, tmp_path)
+
+
+def refused(document: object, folder: Path) -> str:
+    """What is said of a file that is no result: one line with its name."""
+    path = folder / "bad.json"
     path.write_text(json.dumps(document))
     with pytest.raises(BenchError) as caught:
         load(path)
-    assert said in str(caught.value) and "bad.json" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "bad.json: " in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"a"'])
+@pytest.mark.parametrize("kept", [[0], [1, 2, 3, 4], []])
+def test_a_mode_with_some_repeats(kept: list[int], report: ServerReport, tmp_path: Path) -> None:
+    """A baseline of one repeat would be a ratio of one repeat, called five."""
+    document = report.model_dump(mode="json")
+    document["samples"] = [
+        s for s in document["samples"] if s["mode"] != PLAIN.name or s["repeat"] in kept
+    ]
+    assert f"plain has the repeats {kept} of chat-1, expected 5" in refused(document, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tokens": 900}, "3 requests and 900 tokens, the samples give (3, 300)"),
+        ({"requests": 9}, "9 requests and 300 tokens, the samples give (3, 300)"),
+        ({"mode": "draft"}, "replay 0 of draft has 3 requests and 300 tokens, the samples give n"),
+        ({"repeat": 5}, "replay 5 of plain has 3 requests and 300 tokens, the samples give none"),
+        (None, "replay 0 of plain is missing"),
+    ],
+)
+def test_a_replay_is_of_its_samples(
+    changed: dict[str, object] | None, said: str, replayed: ServerReport, tmp_path: Path
+) -> None:
+    save(replayed, tmp_path / "good.json")
+    document = replayed.model_dump(mode="json")
+    if changed is None:
+        del document["replays"][0]
+    else:
+        document["replays"][0] |= changed
+    assert said in refused(document, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"a"', "\xff", "[" * 100_000])
 def test_no_result(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(text)
-    with pytest.raises(BenchError, match=r"a\.json"):
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(BenchError, match=r"a\.json: .*(JSON|result)"):
         load(path)
     with pytest.raises(BenchError, match="absent"):
         load(tmp_path / "absent.json")

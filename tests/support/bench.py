@@ -112,8 +112,12 @@ class FakeServer:
         requests: path and body of every POST, in order.
         routes: what exists; take one out for a server that lacks it.
         ms_per_token: what its timings claim.
+        gives_ids: whether its completions have ids.
         drafts: whether its timings claim a drafter that accepts half of what it drafts.
         shift: added to every id, for a server that answers otherwise.
+        message: fields of every chat message beside its text.
+        n_ctx: the context of a request that it tells, None if it does not.
+        connections: how often it was connected to.
     """
 
     def __init__(self) -> None:
@@ -122,11 +126,21 @@ class FakeServer:
         self.routes.add("/v1/chat/completions")
         self.ms_per_token, self.drafts, self.shift = 2.0, False, 0
         self.template_thinks = False
+        self.message: dict[str, Any] = {}
+        self.n_ctx: int | None = None
+        self.gives_ids, self.connections = True, 0
         self.accepted = [0, 0]
         self.lock = threading.Lock()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                with fake.lock:
+                    fake.connections += 1
+                super().setup()
+
             def log_message(self, *args: object) -> None:
                 return
 
@@ -164,7 +178,8 @@ class FakeServer:
             lines += [f'{name}{{position="{i}"}} {n}' for i, n in enumerate(self.accepted)]
             self.send(handler, "\n".join(lines))
         else:
-            self.send(handler, {"build_info": "b1-abcdef012-fake", "chat_template_caps": {}})
+            props = {"build_info": "b1-abcdef012-fake", "chat_template_caps": {}}
+            self.send(handler, props | {"default_generation_settings": {"n_ctx": self.n_ctx}})
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
@@ -208,7 +223,7 @@ class FakeServer:
         tokens = [(len(prompt) + i + self.shift) % 97 for i in range(n)]
         return {
             "content": " ".join(map(str, tokens)),
-            "tokens": tokens,
+            "tokens": tokens if self.gives_ids else [],
             "stop_type": "limit",
             "timings": self.timings(n, len(prompt)),
         }
@@ -216,5 +231,5 @@ class FakeServer:
     def chat(self, body: dict[str, Any]) -> Any:
         n = body["max_tokens"]
         text = f"{len(body['messages'])} {self.shift} {n}"
-        choice = {"message": {"content": text}, "finish_reason": "length"}
+        choice = {"message": {"content": text, **self.message}, "finish_reason": "length"}
         return {"choices": [choice], "timings": self.timings(n, 5)}
