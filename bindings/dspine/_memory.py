@@ -325,7 +325,8 @@ def _weights(
             device += padded(tensor.nbytes + _row_padding(tensor), 128)
         name = "output.weight" if shared else tensor.name
         kept = keep_head and name == "output.weight"
-        copy = 0 if kept else packed_bytes(replace(tensor, name=name), features)
+        loaded = replace(tensor, name=name) if shared else tensor
+        copy = 0 if kept else packed_bytes(loaded, features)
         packed += copy
         if not copy or shared:
             # llama.cpp counts the file from the first to the last tensor that it maps

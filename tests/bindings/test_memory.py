@@ -178,15 +178,18 @@ def test_free_memory_counts_where_it_is_known(big: dict[str, Header]) -> None:
     assert make_plan(big["target"], big["q4_k_m"], request, busy).n_ctx < free - 10 * STEP
 
 
-def test_a_decision_takes_less_than_50_ms(big: dict[str, Header]) -> None:
-    """Time of this process, the best of several: other work on the machine is no measure."""
-    best = 1.0
+def test_a_decision_costs_less_than_reading_the_headers(big: dict[str, Header]) -> None:
+    """Both are Python in this process, so their ratio holds on a slow or busy machine."""
+    target, draft = big["target"], big["q4_k_m"]
+    reading, deciding = [], []
     for i in range(5):
-        request = PlanRequest(n_ctx=40960 + 256 * i, n_draft=15)
         start = time.process_time()
-        make_plan(big["target"], big["q4_k_m"], request, CARD)
-        best = min(best, time.process_time() - start)
-    assert best < 0.05
+        pair = open_header(target.spec), open_header(draft.spec)
+        read = time.process_time()
+        make_plan(*pair, PlanRequest(n_ctx=40960 + 256 * i, n_draft=15), CARD)
+        reading.append(read - start)
+        deciding.append(time.process_time() - read)
+    assert min(deciding) < 0.7 * min(reading)
 
 
 def test_depths_and_ubatches_as_the_server_sets_them(small: dict[str, Any]) -> None:
