@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dspine._flags import SPELLINGS
 from dspine._flags import settings_of as flag_settings
+from dspine_convert.errors import Interrupted
+from dspine_convert.signals import signals_held
 from dspine_convert.streams import say
 
 from dspine_bench.errors import BenchError
@@ -18,6 +20,7 @@ from dspine_bench.prompts import Conversation
 from dspine_bench.provenance import hardware, pair_files, provenance
 from dspine_bench.runner import (
     Interleave,
+    Result,
     Runner,
     Settings,
     Workload,
@@ -174,32 +177,56 @@ def settings_of(
 def measure(
     flags: Flags, workload: Workload, modes: list[ModeSpec], settings: Settings
 ) -> ServerReport:
-    """Run and make the report."""
+    """Run and make the report.
+
+    An interrupted run leaves its whole repeats in WORKLOAD-interrupted.json, and what lay in the
+    folder as it was; raises Interrupted, which names the file.
+    """
     machine, models = hardware(), pair_files(flags.target, flags.drafters)
+
+    def report(result: Result, repeats: int) -> ServerReport:
+        named = described(modes, result)
+        return ServerReport(
+            schema_version=1,
+            provenance=provenance(result.build, own=flags.url is None and flags.server is None),
+            hardware=machine,
+            workload=workload.name,
+            files=workload.files,
+            models=models,
+            config=_config(replace(settings, repeats=repeats), is_remote=flags.url is not None),
+            modes=named,
+            samples=result.samples,
+            replays=result.replays,
+            summary=summarize(named, result.samples, result.replays),
+        )
+
     with shown(workload.name, quiet=flags.quiet) as progress:
-        result = Runner(flags.target, modes, settings, progress).run(workload)
-    named = described(modes, result)
-    return ServerReport(
-        schema_version=1,
-        provenance=provenance(result.build, own=flags.url is None and flags.server is None),
-        hardware=machine,
-        workload=workload.name,
-        files=workload.files,
-        models=models,
-        config=Config(
-            repeats=settings.repeats,
-            warmup=settings.warmup,
-            quick=settings.quick,
-            max_tokens=settings.max_tokens,
-            n_ctx=settings.n_ctx if flags.url is None else None,
-            parallel=settings.parallel,
-            interleave=settings.interleave,
-            extra=list(settings.extra),
-        ),
-        modes=named,
-        samples=result.samples,
-        replays=result.replays,
-        summary=summarize(named, result.samples, result.replays),
+        runner = Runner(flags.target, modes, settings, progress)
+        try:
+            result = runner.run(workload)
+        except (KeyboardInterrupt, Interrupted) as error:
+            whole = runner.whole_repeats
+            if not whole:
+                raise
+            path = flags.output / f"{workload.name}-interrupted.json"
+            with signals_held():
+                save(report(runner.result.first(whole), whole), path)
+            raise Interrupted(
+                f"interrupted: {whole} of {counted(settings.repeats, 'repeat')} are in {path}"
+            ) from error
+    return report(result, settings.repeats)
+
+
+def _config(settings: Settings, *, is_remote: bool) -> Config:
+    return Config(
+        repeats=settings.repeats,
+        warmup=settings.warmup,
+        quick=settings.quick,
+        max_tokens=settings.max_tokens,
+        n_ctx=None if is_remote else settings.n_ctx,
+        parallel=settings.parallel,
+        interleave=settings.interleave,
+        extra=list(settings.extra),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -64,6 +64,14 @@ class Result:
     commands: dict[str, list[str]] = field(default_factory=dict)
     served: dict[str, str | None] = field(default_factory=dict)
     build: str = "unknown"
+
+    def first(self, repeats: int) -> Result:
+        """The samples of the first `repeats` alone."""
+        return replace(
+            self,
+            samples=[sample for sample in self.samples if sample.repeat < repeats],
+            replays=[one for one in self.replays if one.repeat < repeats],
+        )
 
 
 class Unit(Protocol):
@@ -171,6 +179,11 @@ class Runner:
         self._units: list[Unit] | None = None
         self._compared: dict[str, str] = {}  # "ids" or "text", by mode
         self.result = Result()
+
+    @property
+    def whole_repeats(self) -> int:
+        """Repeats that all modes have gone through; none begins before the last one ended."""
+        return self._done // (len(self._units or ()) * len(self._modes) or 1)
 
     def run(self, workload: Workload) -> Result:
         """All repeats of all modes; what a server cannot do raises BenchError or ServerError."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +90,39 @@ def test_other_text_fails(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "not reported" in captured.out and "8 of 8 differ" in captured.out
     assert "differ from plain decoding" in captured.err
     assert run(pair, tmp_path, "--quick", "-n", "20", "--temperature", "1") == 0
+
+
+@pytest.mark.parametrize("command", ["tasks", "replay"])
+@pytest.mark.parametrize("whole", [0, 2])
+def test_an_interrupt_keeps_whole_repeats(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, whole: int
+) -> None:
+    """In a file of its own: an earlier result stays."""
+    assert run(pair, tmp_path, "--quick", "-n", "8", command=command) == 0
+    asked = len(completions(pair[1])) - 1  # in five repeats; the warm-up is one more
+    before = result(tmp_path, command)
+    answer, calls = pair[1].completion, itertools.count()
+
+    def interrupting(body: dict) -> object:
+        if next(calls) == 1 + whole * asked // 5 + 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer(body)
+
+    pair[1].completion = interrupting  # type: ignore[method-assign]
+    capsys.readouterr()
+    assert run(pair, tmp_path, "--quick", "-n", "8", command=command) == 130
+    assert result(tmp_path, command) == before
+    kept, err = tmp_path / f"{command}-interrupted.json", capsys.readouterr().err
+    said = [line for line in err.splitlines() if "interrupted" in line]
+    assert kept.is_file() == bool(whole)
+    if not whole:
+        assert said == ["dspine-bench: interrupted"]
+        return
+    assert said == [f"dspine-bench: interrupted: 2 of 5 repeats are in {kept}"]
+    found = load(kept)
+    assert isinstance(found, ServerReport) and found.config.repeats == 2
+    assert len(found.samples) * 5 == len(before.samples) * 2
+    assert len(found.replays) * 5 == len(before.replays) * 2
 
 
 def test_a_seed_for_every_repeat(pair: Pair, tmp_path: Path) -> None:
