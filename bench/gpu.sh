@@ -211,9 +211,13 @@ on_gpu() {
 }
 
 measure() {
-    local dry=$1 shape
+    local dry=$1 shape shapes=${SHAPES:-small mid medium 27b}
+    [ "$dry" = 0 ] || shapes=small
     OUT=${OUT:-gpu-out}
     mkdir -p "$OUT" || exit 1
+    # an earlier run's results would pass for this one's where a part fails or is not reached
+    rm -f "$OUT"/{ops,tasks}.json
+    for shape in $shapes; do rm -f "$OUT/draft-$shape.json" "$OUT/draft-$shape-composed.json"; done
     failed=0
     local devices
     devices=$("$DSPINE_BIN_DIR/llama-server" --list-devices 2>&1) || fail "llama-server does not run: $devices"
@@ -226,7 +230,6 @@ measure() {
     local -a threads=()
     [ "$dry" = 0 ] || { size=(--quick --repeats 2); threads=(-t 1); }
     # the shortest first, so that something is there if the time runs out
-    rm -f "$OUT/ops.json"
     if [ "$dry" = 0 ]; then
         on_gpu
     else
@@ -234,8 +237,7 @@ measure() {
     fi
     part tasks 90 tasks -m "$target" -md "$draft" "${prompts[@]}" -n 64 "${size[@]}"
     local first=1
-    for shape in ${SHAPES:-small mid medium 27b}; do
-        [ "$dry" = 0 ] || [ "$shape" = small ] || continue
+    for shape in $shapes; do
         part "draft-$shape" 240 draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"
         [ "$first" = 0 ] || DSPINE_FUSED=0 part "draft-$shape-composed" 240 \
             draft --shape "$shape" --folder "$place" "${size[@]}" "${threads[@]}"

@@ -259,9 +259,9 @@ def _differ(name: str, first: Report, second: Report, threshold: float) -> bool:
 
     found = of.compare(first, second, ratios=True)
     notes = of.conditions(first, second)
-    return show_differences(
-        (name, "first", "again"), found, notes, threshold, console(), either_way=True
-    )
+    heads = (name, "first", "again")
+    lost = of.lost(first, second, either_way=True)
+    return show_differences(heads, found, notes, threshold, console(), either_way=True, lost=lost)
 
 
 @app.command("compare", context_settings=HELP)
@@ -285,7 +285,7 @@ def compare(
     two = of.aligned(one, two)
     of.refuse(one, two, names)
     found, notes = of.compare(one, two, ratios=ratios), of.conditions(one, two, names)
-    lost = len(of.only_in(one, two)) + (len(of.only_in(two, one)) if either_way else 0)
+    lost = of.lost(one, two, either_way=either_way)
     failed = show_differences(
         ("", names[0], names[1]),
         found,

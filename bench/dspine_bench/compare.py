@@ -24,11 +24,15 @@ from dspine_bench.schema import (
     ModelFile,
     Report,
     Row,
+    Sample,
     ServerReport,
     WorkloadFile,
 )
+from dspine_bench.summary import Verdict
+from dspine_bench.summary import row as row_of
 
 WIDE_PARTS = ("verify", "context injection")  # parts with a row for each of several widths
+ACCEPTED = "mean accepted length"
 SHORT = 12  # characters of a hash that is shown
 NAMES = ("first", "second")  # of two results that have no files' names
 # flags that say which files and where, which is in other conditions or in none
@@ -110,7 +114,7 @@ def _server_figures(report: ServerReport) -> Iterator[Figure]:
         if report.workload == "replay":
             requests = row.request_ratio
             yield Figure(where, "request ratio", requests.median if requests else None, 1)
-        yield Figure(where, "mean accepted length", row.mean_accepted_length, 1)
+        yield Figure(where, ACCEPTED, row.mean_accepted_length, 1)
 
 
 def _draft_figures(report: DraftReport) -> Iterator[Figure]:
@@ -170,6 +174,7 @@ def compare(first: Report, second: Report, *, ratios: bool = False) -> list[Diff
     if first.workload != second.workload:
         raise BenchError(f"{first.workload} and {second.workload} cannot be compared")
     ratios = ratios or _other_machine(first, second)
+    first, second = _over_common_prompts(first, second)
     apart = {_row_name(row) for row, _, _ in _apart(first, second)}
     one, two = (
         {f.what: f for f in figures(report) if (f.is_ratio or not ratios) and f.row not in apart}
@@ -180,6 +185,59 @@ def compare(first: Report, second: Report, *, ratios: bool = False) -> list[Diff
     if not any(one[what].is_ratio for what in shared):
         raise BenchError(f"the two results have no mode and category in common{_have(one, two)}")
     return [Difference(w, one[w].value, two[w].value, one[w].better) for w in shared]
+
+
+def _over_common_prompts(first: Report, second: Report) -> tuple[Report, Report]:
+    """Both with rows over the prompts that count in both.
+
+    A slow prompt that is left out of one of them would be a gain there. A row that has no such
+    prompt stays as it is, and so does a replay's throughput, which is of all requests or of none.
+    """
+    if not isinstance(first, ServerReport) or not isinstance(second, ServerReport):
+        return first, second
+    one, two = _left_out(first), _left_out(second)
+    either = {name: one[name] | two[name] for name in one.keys() & two.keys()}
+    return _without(first, either), _without(second, either)
+
+
+def _without(report: ServerReport, left_out: Mapping[str, set[str]]) -> ServerReport:
+    rows = []
+    for found in report.summary:
+        more = left_out.get(_row_name(found), set()) - {*found.differing, *found.unstable}
+        if more and not _prompts(report, found) <= left_out[_row_name(found)]:
+            found = _row_without(report, found, left_out[_row_name(found)])
+        rows.append(found)
+    return report.model_copy(update={"summary": rows})
+
+
+def _row_without(report: ServerReport, found: Row, prompts: set[str]) -> Row:
+    mode = next(mode for mode in report.modes if mode.name == found.mode)
+    samples: dict[str, list[Sample]] = {mode.name: [], mode.baseline: []}
+    for sample in report.samples:
+        if sample.mode in samples and found.category in (ALL, sample.category):
+            samples[sample.mode].append(sample)
+    verdict = Verdict(frozenset(prompts), frozenset(), found.checked)
+    made = row_of(mode, found.category, samples, verdict, report.replays)
+    if report.replays:
+        made = made.model_copy(update={"speed": found.speed, "ratio": found.ratio})
+    return made
+
+
+def newly_differing(first: Report, second: Report) -> list[str]:
+    """ "mode: prompt" for each text that differs from plain decoding in the second alone."""
+    if not isinstance(first, ServerReport) or not isinstance(second, ServerReport):
+        return []
+    one, two = (
+        [f"{r.mode}: {prompt}" for r in report.summary for prompt in r.differing]
+        for report in (first, second)
+    )
+    return [text for text in dict.fromkeys(two) if text not in one]
+
+
+def lost(first: Report, second: Report, *, either_way: bool) -> int:
+    """Rows and equal texts that the second no longer has; or either of them, `either_way`."""
+    ways = ((first, second), (second, first)) if either_way else ((first, second),)
+    return sum(len(only_in(a, b)) + len(newly_differing(a, b)) for a, b in ways)
 
 
 def _have(*sides: dict[str, Figure]) -> str:
@@ -240,9 +298,11 @@ def conditions(first: Report, second: Report, names: Sequence[str] = NAMES) -> l
     lines = _lines([*_fixed(first, second), *_free(first, second)], names)
     if _other_machine(first, second):
         lines.append("other machines: only ratios are compared, no speeds and no times")
-    for name, rows in zip(names, (only_in(first, second), only_in(second, first)), strict=True):
-        if rows:
+    for name, one, two in ((names[0], first, second), (names[1], second, first)):
+        if rows := only_in(one, two):
             lines.append(f"only in {name}: {'; '.join(rows)}")
+        if texts := newly_differing(two, one):
+            lines.append(f"differs from plain decoding only in {name}: {'; '.join(texts)}")
     for row, _, _ in _apart(first, second):
         lines.append(f"{_row_name(row)}: left out, it is over other prompts")
     return lines + _other_prompts(first, second)
@@ -418,4 +478,8 @@ def _left_out(report: Report) -> dict[str, set[str]]:
 def _other_prompts(first: Report, second: Report) -> list[str]:
     """Rows that are not over the same prompts."""
     one, two = _left_out(first), _left_out(second)
-    return [f"{w}: other prompts are left out" for w in one if w in two and one[w] != two[w]]
+    return [
+        f"{where}: compared without {', '.join(sorted(one[where] | two[where]))}"
+        for where in one
+        if where in two and one[where] != two[where]
+    ]

@@ -27,7 +27,14 @@ from dspine_bench.errors import BenchError
 from dspine_bench.golden_target import LAYER_NAMES
 from dspine_bench.progress import shown
 from dspine_bench.provenance import build_of_library, hardware, provenance
-from dspine_bench.schema import ConvertReport, ConvertSample, ConvertSummary, Spread, save
+from dspine_bench.schema import (
+    MIN_REPEATS,
+    ConvertReport,
+    ConvertSample,
+    ConvertSummary,
+    Spread,
+    save,
+)
 from dspine_bench.synthetic import Shape, write_checkpoint, write_target_header
 
 Side = Literal["ours", "peer"]
@@ -131,13 +138,23 @@ def _ours(drafter: Path, target: Path, out: Path, repeat: int) -> ConvertSample:
 
 
 def _peer(drafter: Path, quantize: Path, out: Path, repeat: int) -> Iterator[ConvertSample]:
-    bf16 = out / "peer-BF16.gguf"
+    bf16 = out / "BF16.gguf"
     module = [sys.executable, "-m", "dspine_bench.convert", "plain"]
     yield _timed([*module, str(drafter / "model.safetensors"), str(bf16)], "peer", "BF16", repeat)
     for kind in TYPES[1:]:
-        made = out / f"peer-{kind}.gguf"
+        made = out / f"{kind}.gguf"
         yield _timed([str(quantize), str(bf16), str(made), kind], "peer", kind, repeat)
         made.unlink()
+
+
+def _both(place: Path, target: Path, quantize: Path, repeat: int) -> list[ConvertSample]:
+    """A repeat; the first route changes, as the second finds the checkpoint in memory."""
+    drafter = place / "drafter"
+    if repeat % 2:
+        peer = list(_peer(drafter, quantize, place / "peer", repeat))
+        return [*peer, _ours(drafter, target, place / "ours", repeat)]
+    ours = _ours(drafter, target, place / "ours", repeat)
+    return [ours, *_peer(drafter, quantize, place / "peer", repeat)]
 
 
 def summarize(samples: Sequence[ConvertSample], sizes: Mapping[str, int]) -> ConvertSummary:
@@ -169,7 +186,7 @@ def passes(summary: ConvertSummary) -> bool:
 
 
 def measure(
-    repeats: int = 2,
+    repeats: int = MIN_REPEATS,
     folder: Path | None = None,
     quantize: Path | None = None,
     *,
@@ -184,17 +201,17 @@ def measure(
         tempfile.TemporaryDirectory(prefix="dspine-convert-", dir=folder) as place,
         shown("convert", quiet=quiet) as progress,
     ):
-        drafter, target, out = (Path(place) / n for n in ("drafter", "target.gguf", "out"))
+        root, target = Path(place), Path(place) / "target.gguf"
         progress(0, repeats, "random checkpoint")
-        write_checkpoint(drafter, Shape())
+        write_checkpoint(root / "drafter", Shape())
         write_target_header(target, Shape())
-        out.mkdir()
+        for name in ("ours", "peer"):
+            (root / name).mkdir()
         for repeat in range(repeats):
             progress(repeat, repeats, "both routes")
-            samples.append(_ours(drafter, target, out, repeat))
-            samples += _peer(drafter, program_path, out, repeat)
+            samples += _both(root, target, program_path, repeat)
         progress(repeats, repeats, "")
-        sizes = {t: next(out.glob(f"*-{t}.gguf")).stat().st_size for t in TYPES}
+        sizes = {t: next((root / "ours").glob(f"*-{t}.gguf")).stat().st_size for t in TYPES}
     return ConvertReport(
         schema_version=1,
         provenance=provenance(build_of_library()),
@@ -224,7 +241,7 @@ def run(
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For the files, 20 GB; removed again.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1)] = 2,
+    repeats: Annotated[int, typer.Option(min=1)] = MIN_REPEATS,
     output: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
     ] = None,

@@ -9,6 +9,13 @@ a repeat, so that a slow repeat is slow on both sides:
 - the candidates: what DSpine adds regardless of the layers (its lattice cut to one position);
 - the transition cache: the whole of DSpine less that.
 
+The calls of a context are all alike, so that llama.cpp keeps its graph; in a round, where features
+come between two blocks, it is built anew, for every family.
+
+What "draft" contains differs. For DSpine it is the library's call: graph, walk, batch, cutting the
+cache. For DFlash and DSpark: the graph with logits, top-k on the backend, the sampler. For DFlash2
+the graph alone: llama.cpp walks its lattice as the library walks DSpine's, and that is not timed.
+
 Not in these figures: copying features from the target's rows, building batches, the sampler of the
 target.
 """
@@ -150,7 +157,8 @@ class Bench:
             if family in ("dflash", "dspark"):
                 calls += self._sampled(family, path)
             if family == "dspine":
-                calls += self._features(graph)
+                # a context of their own: llama.cpp would build the block's graph anew behind them
+                calls += self._features(self._open(Model(path), self._target))
                 cut = self._open(Model(path, (BLOCK_SIZE, CUT)), self._target)
                 calls.append(Call("dspine", "cut", BLOCK, self._block(cut, logits=False)))
                 calls += self._library(path)

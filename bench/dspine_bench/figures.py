@@ -7,6 +7,7 @@ the committed JSON files. Files of the demonstration's pair that are not there a
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +15,12 @@ from typing import Annotated, Any
 import typer
 from dspine._terms import mean_accepted_length
 
-from dspine_bench.compare import compare
+from dspine_bench.compare import ACCEPTED, compare
 from dspine_bench.errors import BenchError
 from dspine_bench.schema import AGAIN, load
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+FAMILY_NAMES = {"dspine": "DSpine", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
 CACHE_NAMES = {"f32": "F32", "q8_0": "q8_0, -fa on"}
 Result = dict[str, Any]
 
@@ -228,20 +230,42 @@ def engine_line(result: Result) -> str:
     )
 
 
+def _graph_ms(result: Result, family: str, shape: str) -> float:
+    """A family's graph alone, as the summary takes its medians: of each repeat, then of these."""
+    repeats: dict[int, list[float]] = {}
+    for sample in result["samples"]:
+        if (sample["case"], sample["call"]) == (f"{family}, {shape}", "graph"):
+            repeats.setdefault(sample["repeat"], []).append(sample["ms"])
+    return statistics.median(statistics.median(ms) for ms in repeats.values())
+
+
+def _whole_ms(result: Result, family: str, shape: str) -> float:
+    """A family's draft with the choice of the tokens."""
+    key = (family, shape, "draft")
+    rows = {(r["family"], r["shape"], r["part"]): r["ms"]["median"] for r in result["summary"]}
+    return float(rows[key])
+
+
+def _by_shape(
+    result: Result, families: tuple[str, ...], ms: Callable[[Result, str, str], float]
+) -> str:
+    return "; ".join(
+        f"shape {shape}: "
+        + ", ".join(f"{FAMILY_NAMES[f]} {ms(result, f, shape):.2f}" for f in families)
+        for shape in result["shapes"]
+    )
+
+
 def draft_line(result: Result) -> str:
-    """What DSpine adds to the backbone, in one sentence a shape."""
-    sentences = []
-    for shape in result["shapes"]:
-        found = {
-            (r["family"], r["part"]): r["ms"]["median"]
-            for r in result["summary"]
-            if r["shape"] == shape
-        }
-        whole = {f: found[f, "draft"] for f in ("dspine", "dflash", "dflash2", "dspark")}
-        names = {"dspine": "DSpine", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
-        times = ", ".join(f"{names[f]} {ms:.2f}" for f, ms in whole.items())
-        sentences.append(f"shape {shape}: {times}")
-    return f"One draft of 16 rows on equal random backbones, milliseconds: {'; '.join(sentences)}."
+    """The graphs of all families, which are alike, and apart from them whole drafts."""
+    graphs = _by_shape(result, tuple(FAMILY_NAMES), _graph_ms)
+    # what the result calls DFlash2's draft is its graph
+    whole = _by_shape(result, ("dspine", "dflash", "dspark"), _whole_ms)
+    return (
+        "One draft of 16 rows on equal random backbones, milliseconds. The graph alone: "
+        f"{graphs}. With the choice of the tokens, which is the library's whole call for DSpine, "
+        f"logits and sampler for DFlash and DSpark, and was not timed for DFlash2: {whole}."
+    )
 
 
 LINES = (
@@ -258,17 +282,22 @@ LINES = (
 
 def agreement_lines(folder: Path) -> list[str]:
     """How far the ratios of second runs are from those of the first."""
-    changes, names = [], []
+    ratios: list[float] = []
+    lengths: list[float] = []
+    names = []
     for path in sorted((folder / AGAIN).glob("*.json")):
         if (folder / path.name).is_file():
             names.append(path.stem)
-            found = compare(load(folder / path.name), load(path), ratios=True)
-            changes += [abs(one.change) for one in found if one.change is not None]
-    if not changes:
+            for one in compare(load(folder / path.name), load(path), ratios=True):
+                if one.change is not None:
+                    of_length = one.what.endswith(ACCEPTED)
+                    (lengths if of_length else ratios).append(abs(one.change))
+    if not ratios:
         return []
+    same = sum(change == 0 for change in lengths)
     return [
-        f"- Measured twice ({', '.join(names)}): {len(changes)} ratios, the largest change is "
-        f"{100 * max(changes):.1f} %."
+        f"- Measured twice ({', '.join(names)}): {len(ratios)} ratios of speed, the largest change "
+        f"is {100 * max(ratios):.1f} %; {same} of {len(lengths)} mean accepted lengths are equal."
     ]
 
 

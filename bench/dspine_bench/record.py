@@ -80,6 +80,7 @@ def run_all(
         drafters=drafters,
         caches=caches or ("q8_0",),
         repeats=repeats,
+        output=folder,
         quick=quick,
         quiet=quiet,
     )
@@ -106,6 +107,7 @@ class Pair:
             drafters=self.drafters[:1],
             repeats=self.repeats,
             max_tokens=None if self.quick else tokens,
+            keep_interrupted=False,  # whole parts are kept
             quick=self.quick,
             quiet=self.quiet,
         )
@@ -139,10 +141,9 @@ def _engine(pair: Pair) -> Report:
 def _convert(pair: Pair) -> Report:
     from dspine_bench.convert import measure
 
-    return measure(CONVERT_REPEATS, quiet=pair.quiet)
+    return measure(pair.repeats, quiet=pair.quiet)
 
 
-CONVERT_REPEATS = 2  # minutes each
 DEMO_CALLS = 3  # of each kind in a repeat of `draft`
 
 
@@ -164,14 +165,9 @@ class Part:
         """Whether --quick changes it."""
         return self.quick_seconds < self.seconds
 
-    def repeats(self, asked: int) -> int:
-        """Its repeats; those of the conversion are its own."""
-        return CONVERT_REPEATS if self.measure is _convert else asked
-
     def estimate(self, repeats: int, *, quick: bool) -> float:
         """Seconds."""
-        seconds = self.quick_seconds if quick else self.seconds
-        return seconds if self.measure is _convert else seconds * repeats / 5
+        return (self.quick_seconds if quick else self.seconds) * repeats / 5
 
 
 # The most important first: a run that is ended early has those.
@@ -189,7 +185,7 @@ PARTS = (
     Part("temperature", "tasks, greedy and sampled",
          70, 70, lambda p: run_tasks(replace(p.few, temperatures=DEMO_TEMPERATURES))),
     Part("engine", "the library's loop against llama-server's", 110, 110, _engine),
-    Part("convert", "the converter against llama.cpp's route, 27B shape", 300, 300, _convert),
+    Part("convert", "the converter against llama.cpp's route, 27B shape", 640, 640, _convert),
 )  # fmt: skip
 
 
@@ -210,7 +206,7 @@ def is_current(path: Path, part: Part, *, repeats: int, quick: bool) -> bool:
         return False
     made = report.provenance
     return (
-        repeats_of(report) == part.repeats(repeats)
+        repeats_of(report) == repeats
         and is_quick(report) == (quick if part.shortened else is_quick(report))
         and not made.dirty
         and made.commit is not None

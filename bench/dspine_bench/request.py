@@ -57,7 +57,10 @@ WORKLOADS = ("tasks", "depth", "replay", "draft")  # in the order of the page
 
 @dataclass(frozen=True)
 class Flags:
-    """What the user typed, for any of the three workloads; None is "the default"."""
+    """What the user typed, for any of the three workloads; None is "the default".
+
+    `keep_interrupted`: whole repeats of a run that is interrupted go to `output`.
+    """
 
     target: Path | None = None
     drafters: tuple[Path, ...] = ()
@@ -77,6 +80,7 @@ class Flags:
     extra: tuple[str, ...] = ()
     threads: int = 0
     output: Path = Path("bench-out")
+    keep_interrupted: bool = True
     quick: bool = False
     quiet: bool = False
 
@@ -206,14 +210,16 @@ def measure(
             result = runner.run(workload)
         except (KeyboardInterrupt, Interrupted) as error:
             whole = runner.whole_repeats
-            if not whole:
+            if not whole or not flags.keep_interrupted:
                 raise
             path = flags.output / f"{workload.name}-interrupted.json"
+            text = f"{whole} of {counted(settings.repeats, 'repeat')} are in {path}"
             with signals_held():
-                save(report(runner.result.first(whole), whole), path)
-            raise Interrupted(
-                f"interrupted: {whole} of {counted(settings.repeats, 'repeat')} are in {path}"
-            ) from error
+                try:
+                    save(report(runner.result.first(whole), whole), path)
+                except OSError as lost:
+                    text = f"nothing is kept, {path}: {lost.strerror or lost}"
+            raise Interrupted(f"interrupted: {text}") from error
     return report(result, settings.repeats)
 
 

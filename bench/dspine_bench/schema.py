@@ -271,6 +271,17 @@ class ServerReport(Head):
         return self
 
     @model_validator(mode="after")
+    def _depths_have_all_tokens(self) -> ServerReport:
+        """Answers of other lengths would make a curve of more than the depth."""
+        for sample in self.samples if self.workload == "depth" else ():
+            if sample.tokens != self.config.max_tokens:
+                raise ValueError(
+                    f"{sample.prompt} of {sample.mode} has {sample.tokens} tokens, expected "
+                    f"{self.config.max_tokens} (config.max_tokens)"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _is_whole(self) -> ServerReport:
         """Every mode has every prompt once in each of `config.repeats`."""
         expected = self.config.repeats

@@ -195,7 +195,8 @@ def show_differences(
 ) -> bool:
     """Print a comparison; whether something is past the threshold.
 
-    `lost` rows, which one of the two lacks, are too; the notes name them.
+    So are `lost` rows, which one of the two lacks, and texts that differ in one; the notes name
+    them.
     """
     table = Table()
     for number, name in enumerate((*heads, "change")):
@@ -217,7 +218,7 @@ def show_differences(
     else:
         out.print(f"none of {len(found)} is {passed}{largest_text(found)}")
     if lost:
-        out.print(f"rows that are missing count as worse: {lost}")
+        out.print(f"rows that are missing and texts that differ count as worse: {lost}")
     return failed > 0 or lost > 0
 
 

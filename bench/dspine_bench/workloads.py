@@ -82,16 +82,20 @@ def request(
     return endpoint.complete(prompt.rendered, max_tokens, **settings)
 
 
-def check_fits(endpoint: Endpoint, prompt: Prompt) -> None:
-    """BenchError for a prompt that a server will refuse, before anything is measured."""
+def check_fits(endpoint: Endpoint, prompt: Prompt, answer: int = 1) -> None:
+    """BenchError for a prompt that a server will refuse, before anything is measured.
+
+    `answer`: tokens that the context must hold beside it.
+    """
     room = endpoint.slot_context
     if prompt.rendered is None or room is None:
         return
-    length = len(endpoint.tokenize(prompt.rendered))
-    if length >= room:
+    length, most = len(endpoint.tokenize(prompt.rendered)), room - answer
+    if length > most:
+        beside = f" ({answer} are for the answer)" if answer > 1 else ""
         raise BenchError(
-            f"{prompt.id}: a prompt of {length} tokens, expected fewer than {room}, the context "
-            "of a request: give -c"
+            f"{prompt.id}: a prompt of {length} tokens, expected at most {most}{beside}: the "
+            f"context of a request is {room}, give -c"
         )
 
 
@@ -112,7 +116,13 @@ class Single:
         """Measure one request; the prompt cache is off, so that every repeat does the same work."""
         settings = {"cache_prompt": False} | ({"ignore_eos": True} if self.ignore_eos else {})
         answer = request(endpoint, self.prompt, mode, repeat, self.max_tokens, **settings)
-        result.samples.append(sample_of(answer, self.prompt, mode, repeat))
+        sample = sample_of(answer, self.prompt, mode, repeat)
+        if self.ignore_eos and sample.tokens != self.max_tokens:
+            raise BenchError(
+                f"{self.prompt.id}: an answer of {sample.tokens} tokens ({sample.stop}), expected "
+                f"{self.max_tokens}, whatever its end"
+            )
+        result.samples.append(sample)
 
 
 class Tasks:
@@ -180,7 +190,7 @@ class Depth:
                 [{"role": "user", "content": f"{text}\n\n{self._text.question}"}],
             )
             prompt = Prompt(talk.id, talk.category, talk, rendered(endpoint, talk, thinking))
-            check_fits(endpoint, prompt)
+            check_fits(endpoint, prompt, self._max_tokens)
             units.append(Single(prompt, self._max_tokens, ignore_eos=True))
         return units
 

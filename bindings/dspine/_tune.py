@@ -91,7 +91,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidError(f"{path}: no UTF-8 text at byte {error.start}") from None
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # splitlines() would cut at U+2028 too, which may stand in a prompt; "\r" at the end is dropped
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise InvalidError(f"{path}: there is no prompt in it")
     is_json = lines[0][1].lstrip().startswith("{")
@@ -210,11 +211,16 @@ def _point(depth: int, runs: Sequence[_Run], plain: Sequence[_Run]) -> Point:
     )
 
 
-def choose(points: Sequence[Point]) -> int:
-    """The depth to use: the best ratio of those with plain decoding's text, else 0."""
-    faster = [
-        p for p in points if p.depth != PLAIN and not p.differing and p.ratio >= 1 + LEAST_GAIN
-    ]
+def choose(points: Sequence[Point]) -> int | None:
+    """The depth to use: the best ratio of those with plain decoding's text, else 0.
+
+    None where depths are faster but not one keeps the text: that says nothing of plain decoding.
+    """
+    drafted = [p for p in points if p.depth != PLAIN]
+    faster = [p for p in drafted if p.ratio >= 1 + LEAST_GAIN]
+    if faster and all(p.differing for p in drafted):
+        return None
+    faster = [p for p in faster if not p.differing]
     if not faster:
         return PLAIN
     best = max(p.ratio for p in faster)

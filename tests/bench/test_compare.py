@@ -167,7 +167,10 @@ def test_rows_that_are_gone(
     assert run(tmp_path, report, less) == 1
     shown = capsys.readouterr().out
     assert "only in a.json: plain, code; plain, all; draft, code; draft, all" in shown
-    assert "none of 4 is past" in shown and "rows that are missing count as worse: 4" in shown
+    assert (
+        "none of 4 is past" in shown
+        and "rows that are missing and texts that differ count as worse: 4" in shown
+    )
     assert run(tmp_path, less, report) == 0, "more rows are no loss"
     assert "only in b.json: plain, code; plain, all" in capsys.readouterr().out
     assert run(tmp_path, less, report, "--either-way") == 1, "two runs that do not agree"
@@ -304,3 +307,64 @@ def test_columns_of_one_name(
     assert main(["compare", *paths]) == 0
     head = capsys.readouterr().out.splitlines()[1]
     assert all(path in head for path in paths)
+
+
+def test_a_text_that_differs_now_is_worse(
+    report: ServerReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its prompt was the slow one: without it the second would look faster."""
+
+    def changed(of: str, **values: object) -> ServerReport:
+        mine = ("draft", of)
+        samples = [
+            s.model_copy(update=values) if (s.mode, s.prompt) == mine else s for s in slow.samples
+        ]
+        return report_of(samples)
+
+    slow = report
+    slow = changed("code-1", generated_ms=900.0)
+    broken = changed("code-1", digest="f" * 64)
+    assert run(tmp_path, slow, broken) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "differs from plain decoding only in b.json: draft: code-1" in shown
+    assert "rows that are missing and texts that differ count as worse: 1" in shown
+    assert "draft, code: compared without code-1" in shown
+    changes = {d.what: d.change for d in compare(slow, broken)}
+    assert changes["draft, code: ratio"] == changes["draft, all: ratio"] == 0.0
+    assert run(tmp_path, broken, slow) == 0
+    assert run(tmp_path, broken, slow, "--either-way") == 1
+
+
+def test_a_row_without_a_common_prompt_is_worse(report: ServerReport) -> None:
+    digests = {"chat-1": "e" * 64}
+    broken = report_of(
+        [
+            s.model_copy(update={"digest": digests.get(s.prompt, s.digest)})
+            if s.mode == "draft"
+            else s
+            for s in report.samples
+        ]
+    )
+    found = {d.what: d for d in compare(report, broken)}
+    assert found["draft, chat: ratio"].second is None
+    assert found["draft, chat: ratio"].worse(0.1, either_way=False)
+    assert found["draft, all: ratio"].change == 0.0
+
+
+def test_requests_of_a_replay_are_compared_over_common_ones(report: ServerReport) -> None:
+    """A throughput is of all requests: it is no longer reported."""
+    first = as_replay(report)
+    unstable = as_replay(
+        report_of(
+            [
+                s.model_copy(update={"digest": "d" * 64})
+                if (s.mode, s.prompt, s.repeat) == ("plain", "code-1", 2)
+                else s
+                for s in report.samples
+            ]
+        )
+    )
+    found = {d.what: d for d in compare(first, unstable)}
+    assert found["draft, replay: request ratio"].change == 0.0
+    assert found["draft, replay: ratio"].first is not None
+    assert found["draft, replay: ratio"].second is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,38 @@ def test_a_dry_run_without_it_takes_the_checkouts_own(pack: Path) -> None:
     done = gpu("dry", pack)
     assert ".venv and its packages, not the carried ones" in done.stdout
     assert "packed.tar.xz cannot be unpacked" in done.stderr
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Path:
+    """A pack whose programs are stand-ins, for a Python that starts nothing: every part fails."""
+    folder = tmp_path / "pack"
+    (folder / "bin").mkdir(parents=True)
+    programs = {
+        folder / "bin" / "llama-server": "echo none",
+        folder / "bin" / "test-ops": "exit 1",
+        tmp_path / "python": f'[ "$1" = -c ] && echo {MINE}',
+    }
+    for path, body in programs.items():
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    with tarfile.open(folder / "packed.tar.xz", "w:xz") as packed:
+        packed.add(folder / "bin", "bin")
+    (folder / "packed-for").write_text(f"{MINE}\n")
+    return folder
+
+
+def test_an_earlier_runs_results_do_not_pass_for_this_ones(stand_ins: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    names = ("ops", "tasks", "draft-small", "draft-small-composed", "draft-mid")
+    env = {"OUT": str(out), "PYTHON": str(tmp_path / "python")}
+    for verb, left in (("dry", {"draft-mid"}), ("run", set[str]())):
+        for name in names:
+            (out / f"{name}.json").touch()
+        done = gpu(verb, stand_ins, **env, SHAPES="small mid")
+        assert done.returncode == 1
+        assert {path.stem for path in out.glob("*.json")} == left, verb
 
 
 def test_packing_leaves_foreign_files(tmp_path: Path) -> None:

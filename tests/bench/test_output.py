@@ -20,6 +20,7 @@ from dspine_bench.draft import summarize as summarize_draft
 from dspine_bench.draft import summary_of
 from dspine_bench.errors import BenchError
 from dspine_bench.peers import FAMILIES
+from dspine_bench.record import PARTS
 from dspine_bench.schema import (
     DraftCase,
     DraftReport,
@@ -257,6 +258,12 @@ def test_readme_figures_of_a_replay(report: ServerReport, tmp_path: Path) -> Non
     assert "time of single requests 1.98 (1.98-1.99) over 2 of 3 prompts; 2.54 tokens" in text
 
 
+def test_every_part_of_record_is_committed() -> None:
+    """The README leaves out what is not there."""
+    results = ROOT / "bench" / "results"
+    assert [p.name for p in PARTS if not (results / f"{p.name}.json").is_file()] == []
+
+
 def test_readme_figures_name_another_commit(report: ServerReport, tmp_path: Path) -> None:
     for name in ("golden_pair.json", "convert.json"):
         shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
@@ -285,7 +292,10 @@ def test_readme_figures_of_two_runs(report: ServerReport, tmp_path: Path) -> Non
     save(slower(report, 1.05), tmp_path / "again" / "tasks.json")
     save(report, tmp_path / "again" / "alone.json")
     text = figures.render(tmp_path)
-    assert "- Measured twice (tasks): 6 ratios, the largest change is 4.8 %." in text
+    assert (
+        "- Measured twice (tasks): 3 ratios of speed, the largest change is 4.8 %; "
+        "3 of 3 mean accepted lengths are equal."
+    ) in text
 
 
 def test_ratios_do_not_follow_the_machine(draft: DraftReport) -> None:
@@ -321,7 +331,9 @@ def test_readme_figures_of_every_result(
     assert "- By draft depth" in text and "7: 2.00" in text
     assert "prompts, 7 drafts a round: Q4_K_M: 2.00 (1.99-2.00), 2.54 tokens a round." in text
     assert "caches, 7 drafts a round: q8_0: 2.00" in text and "their lengths): 0: 2.00" in text
-    assert "shape small: DSpine 2.50, DFlash 2.50" in text
+    graphs = "shape small: DSpine 2.10, DFlash 1.50, DFlash2 2.50, DSpark 2.40"
+    assert f"The graph alone: {graphs}. With" in text
+    assert "not timed for DFlash2: shape small: DSpine 2.50, DFlash 2.50, DSpark 2.50." in text
 
 
 def with_config(report: ServerReport, **changed: Any) -> ServerReport:
@@ -500,5 +512,5 @@ def test_report_on_standard_output(
 
 def test_compare_names_rows_over_other_prompts(report: ServerReport) -> None:
     lines = conditions(report, modes_apart(report))
-    assert "draft, chat: other prompts are left out" in lines
+    assert "draft, chat: compared without chat-1" in lines
     assert conditions(report, report) == []

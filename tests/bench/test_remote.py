@@ -93,7 +93,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_measured(
     pair[0].n_ctx = 12
     assert run(pair, tmp_path, command=command) == 1
     said = capsys.readouterr().err
-    assert "expected fewer than 12" in said and "-c" in said
+    assert "expected at most 11" in said and "-c" in said
     assert not any(path == "/completion" for server in pair for path, _ in server.requests)
 
 
@@ -101,6 +101,28 @@ def test_every_depth_has_all_its_tokens(pair: Pair, tmp_path: Path) -> None:
     assert run(pair, tmp_path, "--depths", "0", command="depth") == 0
     *_, body = (body for path, body in pair[0].requests if path == "/completion")
     assert body["ignore_eos"] is True
+
+
+def test_a_depth_whose_answer_is_cut_is_no_result(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = pair[1].completion
+
+    def short(body: dict) -> object:
+        return answer(body | {"n_predict": 13})
+
+    pair[1].completion = short  # type: ignore[method-assign]
+    assert run(pair, tmp_path, "--depths", "0", "-n", "20", command="depth") == 1
+    assert "depth-0: an answer of 13 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "depth.json").exists()
+
+
+def test_a_depths_answer_must_fit_too(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[0].n_ctx = 10_000
+    assert run(pair, tmp_path, "--depths", "0", "-n", "9999", command="depth") == 1
+    assert "expected at most 1 (9999 are for the answer)" in capsys.readouterr().err
 
 
 def test_secrets_are_kept_out(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

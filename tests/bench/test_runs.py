@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dspine_bench import request
 from dspine_bench.cli import main
 from dspine_bench.endpoints import Endpoint, grown, positions_of
 from dspine_bench.errors import BenchError
@@ -123,6 +124,25 @@ def test_an_interrupt_keeps_whole_repeats(
     assert isinstance(found, ServerReport) and found.config.repeats == 2
     assert len(found.samples) * 5 == len(before.samples) * 2
     assert len(found.replays) * 5 == len(before.replays) * 2
+
+
+def test_an_interrupt_that_cannot_keep_is_one_still(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, answer = itertools.count(), pair[1].completion
+
+    def interrupting(body: dict) -> object:
+        if next(calls) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer(body)
+
+    def full(report: object, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    pair[1].completion = interrupting  # type: ignore[method-assign]
+    monkeypatch.setattr(request, "save", full)
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 130
+    assert "tasks-interrupted.json: No space left on device" in capsys.readouterr().err
 
 
 def test_a_seed_for_every_repeat(pair: Pair, tmp_path: Path) -> None:

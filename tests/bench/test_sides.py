@@ -84,6 +84,18 @@ def test_steps_are_added_then_divided(converted: ConvertReport) -> None:
     assert found.size_error == pytest.approx({"BF16": 0.0, "Q8_0": 0.005, "Q4_K_M": 0.0})
 
 
+def test_the_first_route_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(_: list[str], side: convert.Side, step: str, repeat: int) -> ConvertSample:
+        return ConvertSample(side=side, step=step, repeat=repeat, seconds=1.0, peak_rss=1)
+
+    monkeypatch.setattr(convert, "_timed", timed)
+    monkeypatch.setattr(Path, "unlink", lambda _: None)
+    here = Path()
+    sides = [[s.side for s in convert._both(here, here, here, r)] for r in range(3)]
+    ours_first = ["ours", "peer", "peer", "peer"]
+    assert sides == [ours_first, ours_first[::-1], ours_first]
+
+
 @pytest.mark.parametrize(
     ("changed", "passed"),
     [({}, True), ({"seconds": 90.0}, False), ({"peak_rss": 2 << 30}, False)],

@@ -35,6 +35,15 @@ def test_choice(points: list[tuple[int, float]], chosen: int) -> None:
 def test_other_text_is_not_chosen() -> None:
     points = [point(0, 1.0), point(3, 1.2), point(7, 3.0, differing=1)]
     assert choose(points) == 3
+    # one that keeps the text was tried, and is slower
+    assert choose([point(0, 1.0), point(3, 0.9), point(7, 3.0, differing=1)]) == PLAIN
+
+
+def test_no_choice_where_no_faster_depth_keeps_the_text() -> None:
+    points = [point(0, 1.0), point(3, 2.9, differing=1), point(7, 3.1, differing=1)]
+    assert choose(points) is None
+    slower = [point(0, 1.0), point(3, 0.9, differing=1), point(7, 0.8, differing=1)]
+    assert choose(slower) == PLAIN  # whatever the text: plain decoding is fastest
 
 
 def test_a_point() -> None:
@@ -62,6 +71,10 @@ def test_prompts(tmp_path: Path) -> None:
     assert [p[0]["content"] for p in read_prompts(path)] == ["One.", "Two."]
     path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
     assert [p[0]["content"] for p in read_prompts(path)] == ["a", "b"]
+    path.write_bytes('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n'.encode())
+    assert [p[0]["content"] for p in read_prompts(path)] == ["a\u2028b", "c"]
+    path.write_bytes("a\u2028b\r\nc\r\n".encode())
+    assert [p[0]["content"] for p in read_prompts(path)] == ["a\u2028b", "c"]
     for text, said in (
         ("\n", "no prompt"),
         ('{"prompt": "a"}\n{\n', r"prompts.txt:2: no JSON"),
@@ -113,6 +126,28 @@ def test_a_curve_is_shown_although_it_cannot_be_kept(
     found = json.loads(capsys.readouterr().out)
     assert found["points"][1]["depth"] == 7 and found["stored"] is None
     assert found["exit_code"] == 1 and str(path) in found["error"]
+
+
+@pytest.mark.parametrize("words", [[], ["--no-store"], ["--flag=-t"]])
+def test_nothing_is_kept_where_no_depth_keeps_the_text(
+    words: list[str],
+    measured: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    points = [point(0, 1.0), point(3, 2.9, differing=1), point(7, 3.1, differing=2)]
+    monkeypatch.setattr(_tune, "measure", lambda *_, **__: points)
+    assert main([*measured, *words]) == 1
+    out, err = capsys.readouterr()
+    assert "3.10 " in out and "<-" not in out and "fastest" not in out
+    assert "dspine: no depth keeps plain decoding's text" in err
+    assert "1 at depth 3, 2 at depth 7" in err
+    assert main([*measured, *words, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["n_draft"] is None and found["stored"] is None and found["exit_code"] == 1
+    assert "no depth keeps" in found["error"]
+    assert stored_depth(Path(measured[1]), Path(measured[2]), ["q8_0"]) is None
 
 
 def test_other_caches_and_flags_leave_the_choice(

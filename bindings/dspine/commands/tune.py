@@ -115,15 +115,28 @@ def _finish(
     best = choose(points)
     if not json:
         _print_curve(points, best)
-    stored, problem = _store(files, best, points, cache) if keep else (None, None)
+    stored, problem = None, None
+    if best is None:
+        problem = _other_text(points)
+    elif keep:
+        stored, problem = _store(files, best, points, cache)
     if json:
         _print_json(points, best, stored, problem)
-    if problem is not None:
+    if best is None or problem is not None:
         say(f"dspine: {problem}")
         raise typer.Exit(ExitCode.FAILED)
     if stored is not None:
         _say_kept(stored, cache, repeats)
     return best
+
+
+def _other_text(points: list[Point]) -> str:
+    """Why there is no choice, with the number of prompts at each depth."""
+    counts = ", ".join(f"{p.differing} at depth {p.depth}" for p in points if p.depth)
+    return (
+        f"no depth keeps plain decoding's text (prompts that differ: {counts}): "
+        "none is chosen, nothing is kept"
+    )
 
 
 def _check_writable() -> None:
@@ -160,7 +173,9 @@ def _say_kept(stored: Path, cache: str, repeats: int) -> None:
         say(f"from few starts ({repeats}): run it again with --repeats {ENOUGH} to be sure")
 
 
-def _print_json(points: list[Point], best: int, stored: Path | None, problem: str | None) -> None:
+def _print_json(
+    points: list[Point], best: int | None, stored: Path | None, problem: str | None
+) -> None:
     from dspine.cli import SCHEMA_VERSION
 
     document = {
@@ -174,7 +189,7 @@ def _print_json(points: list[Point], best: int, stored: Path | None, problem: st
     typer.echo(json_format.dumps(document, indent=2))
 
 
-def _print_curve(points: list[Point], best: int) -> None:
+def _print_curve(points: list[Point], best: int | None) -> None:
     top = max(point.ratio for point in points) or 1.0
     typer.echo("depth   tok/s   ratio (min-max)    mean len")
     for point in points:
@@ -188,6 +203,6 @@ def _print_curve(points: list[Point], best: int) -> None:
             typer.echo(f"      other text at {point.differing} prompts: not chosen")
     if best:
         typer.echo(f"{best} tokens a round are fastest here.")
-    else:
+    elif best is not None:
         tried = ", ".join(str(point.depth) for point in points if point.depth)
         typer.echo(f"Plain decoding is fastest here; tried: {tried}. Nothing will be drafted.")
