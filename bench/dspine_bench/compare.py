@@ -30,6 +30,7 @@ from dspine_bench.schema import (
 )
 from dspine_bench.summary import Verdict
 from dspine_bench.summary import row as row_of
+from dspine_bench.urls import far_servers
 
 WIDE_PARTS = ("verify", "context injection")  # parts with a row for each of several widths
 ACCEPTED = "mean accepted length"
@@ -297,7 +298,9 @@ def conditions(first: Report, second: Report, names: Sequence[str] = NAMES) -> l
     """What else differs between the two, a sentence each; `names` of the two files."""
     lines = _lines([*_fixed(first, second), *_free(first, second)], names)
     if _other_machine(first, second):
-        lines.append("other machines: only ratios are compared, no speeds and no times")
+        known = far_servers(first) == far_servers(second)
+        which = "other machines" if known else "the servers' machines are not known to be the same"
+        lines.append(f"{which}: only ratios are compared, no speeds and no times")
     for name, one, two in ((names[0], first, second), (names[1], second, first)):
         if rows := only_in(one, two):
             lines.append(f"only in {name}: {'; '.join(rows)}")
@@ -334,7 +337,7 @@ def _fixed(first: Report, second: Report) -> Iterator[Pair]:
 
 def _free(first: Report, second: Report) -> Iterator[Pair]:
     """What may be the purpose of a comparison."""
-    yield from _between(_machine(first), _machine(second))
+    yield from _machines(first, second)
     yield from _between(_made_by(first), _made_by(second))
     yield _files("drafter", *(_models(report, "drafter") for report in (first, second)))
     yield from _between(_settings(first), _settings(second))
@@ -343,6 +346,9 @@ def _free(first: Report, second: Report) -> Iterator[Pair]:
         for a, b in matched:
             yield "cache type", a.cache_type, b.cache_type
             yield f"URL of {a.name}", a.url, b.url
+            builds = (a.build, b.build)  # the baseline's are in `_made_by`
+            if None not in builds and builds != (first.provenance.build, second.provenance.build):
+                yield f"build of {a.name}", *builds
         yield _flags(matched)
     elif isinstance(first, DraftReport) and isinstance(second, DraftReport):
         for shape in first.shapes.keys() & second.shapes.keys():
@@ -360,7 +366,17 @@ def _gpus(report: Report) -> list[str]:
     return [f"{d.backend} {d.description}, {d.total_bytes >> 20} MiB" for d in others]
 
 
+def _is_elsewhere(report: Report) -> bool:
+    """Whether no server is on the machine that `hardware` is of."""
+    far = far_servers(report)
+    return bool(far) and all(url is not None for _, url in far)
+
+
 def _other_machine(first: Report, second: Report) -> bool:
+    if far_servers(first) != far_servers(second):
+        return True
+    if _is_elsewhere(first):  # one server, whoever asked it
+        return False
     a, b = first.hardware, second.hardware
     if (a.cpu, a.cores) != (b.cpu, b.cores):
         return True
@@ -369,6 +385,16 @@ def _other_machine(first: Report, second: Report) -> bool:
         return one != two
     # a build without its GPU backend lists none and is slow: the driver is there all the same
     return one != two and a.driver != b.driver
+
+
+def _machines(first: Report, second: Report) -> Iterator[Pair]:
+    """A client's machine is named so, and says nothing of a server's elsewhere."""
+    away = [_is_elsewhere(report) for report in (first, second)]
+    for name, one, two in _between(_machine(first), _machine(second)):
+        if all(away):
+            yield f"client's {name}", one, two
+        else:
+            yield name, None if away[0] else one, None if away[1] else two
 
 
 def _machine(report: Report) -> dict[str, str | None]:

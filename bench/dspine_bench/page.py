@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dspine_bench.plots import Plot, caption, from_urls, headings, plots
+from dspine_bench.plots import Plot, caption, headings, plots
 from dspine_bench.schema import (
     MIN_REPEATS,
     ConvertReport,
@@ -35,6 +35,7 @@ from dspine_bench.terminal import (
     request_text,
     spread_text,
 )
+from dspine_bench.urls import from_urls, unlike
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
@@ -106,8 +107,8 @@ def _place(report: ServerReport) -> str:
     """Where the modes ran."""
     if from_urls(report):
         return (
-            "Two servers that others started, asked in turn; their programs, flags and machines "
-            "are not known here. Ratios are against the second, which drafted nothing."
+            "Two servers that others started, asked in turn; their flags and machines are not "
+            "known here. Ratios are against the second, which drafted nothing."
         )
     turns = (
         "The servers ran side by side, anew in every repeat, every request went to each in turn"
@@ -173,6 +174,7 @@ def _server_section(report: ServerReport, heading: str) -> str:
     if differing:
         names = sorted({name for row in differing for name in row.differing})
         note = f'<p class="bad">Other text than plain decoding: {escape(", ".join(names))}</p>'
+    note += "".join(f'<p class="bad">{escape(line)}</p>' for line in unlike(report.modes))
     extra = _latencies(report) if report.workload == "replay" else ""
     return f"<h2>{escape(heading)}</h2>{_method(report)}{note}{table}{extra}"
 
@@ -241,6 +243,7 @@ def _conditions(report: Report, heading: str) -> str:
         for mode in report.modes:
             if mode.url:
                 lines[mode.name] = f"{mode.url}, model {mode.model or 'not known'}"
+                lines[mode.name] += f", build {mode.build or 'not known'}"
     shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in lines.items())
     return f"<h2>Conditions: {escape(heading)}</h2><dl>{shown}</dl>"
 

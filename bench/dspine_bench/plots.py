@@ -16,6 +16,7 @@ from dspine_bench.errors import BenchError
 from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport, Spread
 from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
 from dspine_bench.terminal import counted, is_quick, repeats_of
+from dspine_bench.urls import from_urls
 
 WIDTH = 5.0  # inches
 LEGEND_LINE = 0.2  # inches
@@ -105,11 +106,6 @@ def caption(report: Report) -> str:
     commit = (report.provenance.commit or "unknown")[:9]
     parts.append(f"commit {commit}{'+changes' if report.provenance.dirty else ''}")
     return "; ".join(parts)
-
-
-def from_urls(report: Report) -> bool:
-    """Whether others started the servers."""
-    return isinstance(report, ServerReport) and any(mode.url for mode in report.modes)
 
 
 def _drafting(report: ServerReport) -> list[str]:

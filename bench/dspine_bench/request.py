@@ -37,6 +37,7 @@ from dspine_bench.schema import (
 )
 from dspine_bench.summary import summarize
 from dspine_bench.terminal import counted
+from dspine_bench.urls import unlike
 
 QUICK_TOKENS = {"tasks": 48, "depth": 32, "replay": 24}
 TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
@@ -220,7 +221,10 @@ def measure(
                 except OSError as lost:
                     text = f"nothing is kept, {path}: {lost.strerror or lost}"
             raise Interrupted(f"interrupted: {text}") from error
-    return report(result, settings.repeats)
+    made = report(result, settings.repeats)
+    for line in unlike(made.modes):
+        say(f"dspine-bench: {line}")
+    return made
 
 
 def _config(settings: Settings, *, is_remote: bool) -> Config:

@@ -63,6 +63,7 @@ class Result:
     replays: list[Replay] = field(default_factory=list)
     commands: dict[str, list[str]] = field(default_factory=dict)
     served: dict[str, str | None] = field(default_factory=dict)
+    builds: dict[str, str] = field(default_factory=dict)
     build: str = "unknown"
 
     def first(self, repeats: int) -> Result:
@@ -200,6 +201,7 @@ class Runner:
                 if other.server == mode.server:
                     self.result.commands[other.name] = _command(endpoint.server)
                     self.result.served[other.name] = endpoint.model if mode.url else None
+                    self.result.builds[other.name] = endpoint.build
             with _explained(mode):
                 if self._units is None:
                     self.result.build = endpoint.build
@@ -284,6 +286,7 @@ def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
             url=None if mode.url is None else public_url(mode.url),
             command=result.commands.get(mode.name, []),
             model=result.served.get(mode.name),
+            build=result.builds.get(mode.name),
         )
         for mode in modes
     ]

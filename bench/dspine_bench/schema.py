@@ -120,7 +120,8 @@ class Mode(Strict):
     """One way to decode; `baseline` names the mode that it is compared with, itself if plain.
 
     `n_draft` is None for the drafter's own depth, 0 without a drafter. `model` is the file that a
-    server at a URL says it has loaded, None where it does not say.
+    server at a URL says it has loaded, None where it does not say; `build` is what the mode's
+    server calls itself, None in older files.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Mode(Strict):
     url: str | None
     command: list[str]
     model: str | None = None
+    build: str | None = None
 
 
 class Sample(Strict):

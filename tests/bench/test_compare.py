@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from dspine_bench import published
 from dspine_bench.cli import main
 from dspine_bench.compare import aligned, compare, conditions, only_in, refuse
 from dspine_bench.errors import BenchError
@@ -368,3 +369,61 @@ def test_requests_of_a_replay_are_compared_over_common_ones(report: ServerReport
     assert found["draft, replay: request ratio"].change == 0.0
     assert found["draft, replay: ratio"].first is not None
     assert found["draft, replay: ratio"].second is None
+
+
+def at_urls(report: ServerReport, plain: str, draft: str) -> ServerReport:
+    """The same, asked of servers at two URLs."""
+    modes = [
+        m.model_copy(update={"url": u}) for m, u in zip((PLAIN, DRAFT), (plain, draft), strict=True)
+    ]
+    return report_of(report.samples, tuple(modes))
+
+
+def on(report: ServerReport, cpu: str) -> ServerReport:
+    """The same, asked from or made on another machine."""
+    return report.model_copy(update={"hardware": report.hardware.model_copy(update={"cpu": cpu})})
+
+
+FAR = ("http://a:1", "http://a:2")
+NEAR = ("http://127.0.0.1:1", "http://localhost:2")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "cpu", "same"),
+    [
+        (FAR, FAR, "Another", True),
+        (FAR, ("http://b:1", "http://b:2"), None, False),
+        (FAR, None, None, False),
+        (NEAR, None, None, True),
+        (NEAR, NEAR, "Another", False),
+        (("http://[::1]:1", "http://a:2"), (NEAR[0], "http://a:2"), None, True),
+    ],
+)
+def test_the_machine_of_a_url(
+    report: ServerReport,
+    one: tuple[str, str],
+    two: tuple[str, str] | None,
+    cpu: str | None,
+    same: bool,
+) -> None:
+    """The client's hardware stands for a server's on its own machine alone."""
+    first, second = at_urls(report, *one), at_urls(report, *two) if two else report
+    second = on(second, cpu) if cpu else second
+    assert any("tokens/s" in d.what for d in compare(first, second)) is same
+    assert any("only ratios are compared" in x for x in conditions(first, second)) is not same
+
+
+def test_a_drafting_servers_build_is_a_condition(report: ServerReport) -> None:
+    one, two = (with_modes(report, build=build) for build in ("b1", "b2"))
+    assert "build of draft: b1 in first, b2 in second" in conditions(one, two)
+
+
+def test_table_does_not_know_a_servers_machine(report: ServerReport) -> None:
+    (line,) = published.conditions([at_urls(report, *FAR)])
+    assert "asked from" in line and "the servers' machine is not known" in line
+
+
+def test_a_baseline_alone_is_on_the_same_machine(report: ServerReport) -> None:
+    """Which modes ran says nothing of where."""
+    plain = report_of([s for s in report.samples if s.mode == "plain"], (PLAIN,))
+    assert not any("only ratios" in line for line in conditions(report, plain))

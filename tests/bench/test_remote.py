@@ -97,6 +97,27 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_measured(
     assert not any(path == "/completion" for server in pair for path, _ in server.requests)
 
 
+def test_each_server_has_its_build_and_model(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of them make a ratio that is not the drafter's alone."""
+    pair[0].build, pair[1].build = "b1", "b2"
+    pair[0].model, pair[1].model = "/a/x.gguf", "/b/y.gguf"
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 0
+    modes = result(tmp_path).modes
+    assert [(mode.build, mode.model) for mode in modes] == [("b1", "x.gguf"), ("b2", "y.gguf")]
+    said = capsys.readouterr().err
+    page = (tmp_path / "report.html").read_text().replace("&#x27;", "'")
+    for line in (
+        "builds differ, and ratios with them: plain b1, server b2",
+        "models differ, and ratios with them: plain x.gguf, server y.gguf",
+    ):
+        assert f"dspine-bench: the modes' {line}" in said and line in page
+    pair[1].build, pair[1].model = "b1", "/c/x.gguf"
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 0
+    assert "differ" not in capsys.readouterr().err
+
+
 def test_every_depth_has_all_its_tokens(pair: Pair, tmp_path: Path) -> None:
     assert run(pair, tmp_path, "--depths", "0", command="depth") == 0
     *_, body = (body for path, body in pair[0].requests if path == "/completion")

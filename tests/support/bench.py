@@ -117,6 +117,7 @@ class FakeServer:
         shift: added to every id, for a server that answers otherwise.
         message: fields of every chat message beside its text.
         n_ctx: the context of a request that it tells, None if it does not.
+        build, model: what it calls itself, and the path that it has loaded.
         connections: how often it was connected to.
     """
 
@@ -128,6 +129,7 @@ class FakeServer:
         self.template_thinks = False
         self.message: dict[str, Any] = {}
         self.n_ctx: int | None = None
+        self.build, self.model = "b1-abcdef012-fake", ""
         self.gives_ids, self.connections = True, 0
         self.accepted = [0, 0]
         self.lock = threading.Lock()
@@ -178,7 +180,7 @@ class FakeServer:
             lines += [f'{name}{{position="{i}"}} {n}' for i, n in enumerate(self.accepted)]
             self.send(handler, "\n".join(lines))
         else:
-            props = {"build_info": "b1-abcdef012-fake", "chat_template_caps": {}}
+            props = {"build_info": self.build, "model_path": self.model, "chat_template_caps": {}}
             self.send(handler, props | {"default_generation_settings": {"n_ctx": self.n_ctx}})
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:

@@ -1,0 +1,47 @@
+"""What is known of servers that others started, and of where they run."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from dspine_bench.schema import Mode, Report, ServerReport
+
+
+def from_urls(report: Report) -> bool:
+    """Whether others started the servers."""
+    return isinstance(report, ServerReport) and any(mode.url for mode in report.modes)
+
+
+def is_far(url: str | None) -> bool:
+    """Whether a URL leads to a machine that need not be the client's."""
+    if url is None:
+        return False
+    host = urlsplit(url).hostname or ""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host != "localhost"
+
+
+def far_servers(report: Report) -> frozenset[tuple[bool, str | None]]:
+    """URLs on machines that are not known, each with whether it is a baseline's.
+
+    None stands for modes on the client's machine; empty where all of them are.
+    """
+    modes = report.modes if isinstance(report, ServerReport) else []
+    far = {(m.name == m.baseline, m.url if is_far(m.url) else None) for m in modes}
+    return frozenset(far if any(url for _, url in far) else ())
+
+
+def unlike(modes: Sequence[Mode]) -> list[str]:
+    """A line each where builds or models differ: the ratio is then not the drafter's alone."""
+    builds = {m.name: m.build for m in modes if m.build and m.build != "unknown"}
+    models = {m.name: m.model for m in modes if m.model}
+    return [
+        f"the modes' {what} differ, and ratios with them: "
+        + ", ".join(f"{name} {value}" for name, value in found.items())
+        for what, found in (("builds", builds), ("models", models))
+        if len(set(found.values())) > 1
+    ]
