@@ -151,7 +151,8 @@ DEMO_CALLS = 3  # of each kind in a repeat of `draft`
 class Part:
     """A result that `record` makes.
 
-    `seconds` and `quick_seconds`: about so long on two idle cores, with five repeats.
+    `seconds` and `quick_seconds`: about so long on two idle cores with AMX and five repeats; up to
+    four times as long with AVX2 alone.
     """
 
     name: str

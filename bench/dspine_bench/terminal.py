@@ -235,7 +235,10 @@ def minutes(seconds: float) -> str:
 
 def show_plan(steps: Sequence[Step], repeats: int, out: Console, *, quick: bool) -> None:
     """Print what `record` is going to measure, and about how long that takes."""
-    table = Table(title="record: times are of two idle cores", title_justify="left")
+    table = Table(
+        title="record: times are of two idle cores with AMX; up to four times with AVX2",
+        title_justify="left",
+    )
     for name in ("part", "", "result", "takes"):
         table.add_column(name)
     total = 0.0

@@ -59,7 +59,11 @@ class Completion:
 
     @property
     def rounds(self) -> int:
-        """Verifications: each emits what it accepted and one token; the first is the prompt's."""
+        """Verifications: each emits what it accepted and one token; the first is the prompt's.
+
+        One too few where an answer ends with the last token of a wholly accepted draft: what
+        llama.cpp samples after that end is counted by nobody.
+        """
         return max(self.generated - 1 - self.accepted, 0)
 
     @property
