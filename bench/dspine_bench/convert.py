@@ -8,12 +8,10 @@ noisy machine disturbs both; the result is the ratio of the medians.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -116,19 +114,29 @@ def write_plain_bf16(source: Path, out: Path) -> None:
     writer.close()
 
 
+# Runs a command and prints its seconds and peak memory in bytes. It is small itself: Linux counts
+# the memory of who starts a process as that process's.
+LAUNCHER = """
+import os, subprocess, sys, time
+begin = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(time.perf_counter() - begin, usage.ru_maxrss * 1024)
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+
+
 def _timed(command: list[str], side: Side, step: str, repeat: int) -> ConvertSample:
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    text = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        said = " ".join(text.decode(errors="replace").split())[-500:]
-        raise BenchError(f"{' '.join(command)} failed ({process.returncode}): {said}")
-    peak = usage.ru_maxrss * 1024
-    return ConvertSample(side=side, step=step, repeat=repeat, seconds=seconds, peak_rss=peak)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", LAUNCHER, *command], capture_output=True, check=False
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())[-500:]
+        raise BenchError(f"{' '.join(command)} failed ({done.returncode}): {said}")
+    seconds, peak = done.stdout.split()
+    return ConvertSample(
+        side=side, step=step, repeat=repeat, seconds=float(seconds), peak_rss=int(peak)
+    )
 
 
 def _ours(drafter: Path, target: Path, out: Path, repeat: int) -> ConvertSample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,20 @@ def test_the_first_route_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = [[s.side for s in convert._both(here, here, here, r)] for r in range(3)]
     ours_first = ["ours", "peer", "peer", "peer"]
     assert sides == [ours_first, ours_first[::-1], ours_first]
+
+
+def test_memory_is_the_commands_own() -> None:
+    """This process holds more, which Linux counts as that of what it starts."""
+    held = b"x" * (200 << 20)
+    words = ["-I", "-S", "-c", "x = b'x' * (40 << 20)"]
+    sample = convert._timed([sys.executable, *words], "ours", "all", 0)
+    assert 40 << 20 < sample.peak_rss < 100 << 20 < len(held)
+
+
+def test_a_route_that_fails_is_named() -> None:
+    words = ["-c", "import sys; sys.exit('no room')"]
+    with pytest.raises(BenchError, match=r"failed \(1\): no room"):
+        convert._timed([sys.executable, *words], "ours", "all", 0)
 
 
 @pytest.mark.parametrize(
