@@ -295,9 +295,10 @@ def agreement_lines(folder: Path) -> list[str]:
     if not ratios:
         return []
     same = sum(change == 0 for change in lengths)
+    equal = f"; {same} of {len(lengths)} mean accepted lengths are equal" if lengths else ""
     return [
-        f"- Measured twice ({', '.join(names)}): {len(ratios)} ratios of speed, the largest change "
-        f"is {100 * max(ratios):.1f} %; {same} of {len(lengths)} mean accepted lengths are equal."
+        f"- Measured twice ({', '.join(names)}): {len(ratios)} ratios of times, the largest change "
+        f"is {100 * max(ratios):.1f} %{equal}."
     ]
 
 

@@ -139,12 +139,13 @@ def public_url(text: str) -> str:
 def environment() -> dict[str, str]:
     """The variables that llama.cpp, its backends and this package read, but for secrets.
 
-    Files are named without their folders.
+    Files are named without their folders. Where llama-cpp-python's library lies is left out: a
+    part of this package sets it, and the hash of the build says more.
     """
     return {
         name: Path(value).name if Path(value).is_absolute() else value
         for name, value in sorted(os.environ.items())
-        if READ.match(name) and not SECRET.search(name)
+        if READ.match(name) and not SECRET.search(name) and name != "LLAMA_CPP_LIB_PATH"
     }
 
 

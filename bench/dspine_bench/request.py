@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -210,21 +210,28 @@ def measure(
         try:
             result = runner.run(workload)
         except (KeyboardInterrupt, Interrupted) as error:
-            whole = runner.whole_repeats
-            if not whole or not flags.keep_interrupted:
+            if not flags.keep_interrupted or not runner.whole_repeats:
                 raise
             path = flags.output / f"{workload.name}-interrupted.json"
-            text = f"{whole} of {counted(settings.repeats, 'repeat')} are in {path}"
-            with signals_held():
-                try:
-                    save(report(runner.result.first(whole), whole), path)
-                except OSError as lost:
-                    text = f"nothing is kept, {path}: {lost.strerror or lost}"
+            text = _keep(report, runner, path, settings.repeats)
             raise Interrupted(f"interrupted: {text}") from error
     made = report(result, settings.repeats)
     for line in unlike(made.modes):
         say(f"dspine-bench: {line}")
     return made
+
+
+def _keep(
+    report: Callable[[Result, int], ServerReport], runner: Runner, path: Path, repeats: int
+) -> str:
+    """Save the repeats that are whole; what to say of them."""
+    whole = runner.whole_repeats
+    with signals_held():
+        try:
+            save(report(runner.result.first(whole), whole), path)
+        except OSError as error:
+            return f"nothing is kept, {path}: {error.strerror or error}"
+    return f"{whole} of {counted(repeats, 'repeat')} are in {path}"
 
 
 def _config(settings: Settings, *, is_remote: bool) -> Config:

@@ -293,7 +293,7 @@ def test_readme_figures_of_two_runs(report: ServerReport, tmp_path: Path) -> Non
     save(report, tmp_path / "again" / "alone.json")
     text = figures.render(tmp_path)
     assert (
-        "- Measured twice (tasks): 3 ratios of speed, the largest change is 4.8 %; "
+        "- Measured twice (tasks): 3 ratios of times, the largest change is 4.8 %; "
         "3 of 3 mean accepted lengths are equal."
     ) in text
 

@@ -181,6 +181,8 @@ def test_a_secret_in_any_place(words: list[str]) -> None:
 def test_the_environment_names_files_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPINE_LIB_DIR", "/home/somebody/lib")
     monkeypatch.setenv("DSPINE_FUSED", "0")
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/somewhere")
     found = environment()
+    assert "LLAMA_CPP_LIB_PATH" not in found
     assert (found["DSPINE_LIB_DIR"], found["DSPINE_FUSED"]) == ("lib", "0")
     assert "HOME" not in found
