@@ -131,6 +131,11 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return found
 
 
+def without_folders(words: Sequence[str]) -> list[str]:
+    """A command line with the files' names alone: folders tell of a person, not of a run."""
+    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+
+
 def public_url(text: str) -> str:
     """Text whose URL names no user and no password."""
     return re.sub(r"(https?://)[^/@\s]*@", r"\1", text)
@@ -155,7 +160,7 @@ def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = 
 
     head, dirty = commit(Path.cwd())
     return Provenance(
-        command=without_secrets(sys.argv if command is None else command),
+        command=without_secrets(without_folders(sys.argv if command is None else command)),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=__version__,
         commit=head,

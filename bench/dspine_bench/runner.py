@@ -25,7 +25,7 @@ from dspine_bench.endpoints import REQUEST_TIMEOUT_S, Endpoint, Remote
 from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec
 from dspine_bench.prompts import Conversation
-from dspine_bench.provenance import public_url, without_secrets
+from dspine_bench.provenance import public_url, without_folders, without_secrets
 from dspine_bench.schema import Mode, Replay, Sample, WorkloadFile
 
 Interleave = Literal["request", "repeat"]
@@ -128,8 +128,7 @@ def _command(server: Requests) -> list[str]:
     """The command line; the port is free to differ, and files are named without their folders."""
     if not isinstance(server, Server):
         return []
-    words = [Path(w).name if Path(w).is_absolute() else w for w in server.command]
-    words = without_secrets(words)
+    words = without_secrets(without_folders(server.command))
     if "--port" in words:
         words[words.index("--port") + 1] = "PORT"
     return words

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dspine_bench.cli import main
 from dspine_bench.endpoints import Remote
-from dspine_bench.provenance import environment, without_secrets
+from dspine_bench.provenance import environment, provenance, without_secrets
 from dspine_bench.schema import ServerReport, load
 from support.bench import FakeServer
 
@@ -176,6 +176,11 @@ def test_a_secret_in_any_place(words: list[str]) -> None:
     found = without_secrets(["a", *words, "-n", "8"])
     assert "s=3" not in " ".join(found)
     assert (found[0], found[-2:], len(found)) == ("a", ["-n", "8"], 3 + len(words))
+
+
+def test_the_command_names_files_without_folders() -> None:
+    words = ["/home/somebody/bin/dspine-bench", "tasks", "-m", "/home/somebody/t.gguf", "-n", "8"]
+    assert provenance("b", words).command == ["dspine-bench", "tasks", "-m", "t.gguf", "-n", "8"]
 
 
 def test_the_environment_names_files_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
