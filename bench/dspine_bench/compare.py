@@ -202,12 +202,12 @@ def _over_common_prompts(first: Report, second: Report) -> tuple[Report, Report]
 
 
 def _without(report: ServerReport, left_out: Mapping[str, set[str]]) -> ServerReport:
-    rows = []
+    own, rows = _left_out(report), []
     for found in report.summary:
-        more = left_out.get(_row_name(found), set()) - {*found.differing, *found.unstable}
-        if more and not _prompts(report, found) <= left_out[_row_name(found)]:
-            found = _row_without(report, found, left_out[_row_name(found)])
-        rows.append(found)
+        name = _row_name(found)
+        out = left_out.get(name, set())
+        again = out > own[name] and not _prompts(report, found) <= out
+        rows.append(_row_without(report, found, out) if again else found)
     return report.model_copy(update={"summary": rows})
 
 

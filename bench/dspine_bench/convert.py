@@ -115,14 +115,15 @@ def write_plain_bf16(source: Path, out: Path) -> None:
 
 
 # Runs a command and prints its seconds and peak memory in bytes. It is small itself: Linux counts
-# the memory of who starts a process as that process's.
+# the memory of who starts a process as that process's. It ends as the command did, by a signal too.
 LAUNCHER = """
 import os, subprocess, sys, time
 begin = time.perf_counter()
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
 _, status, usage = os.wait4(process.pid, 0)
 print(time.perf_counter() - begin, usage.ru_maxrss * 1024)
-sys.exit(os.waitstatus_to_exitcode(status) & 255)
+code = os.waitstatus_to_exitcode(status)
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
 
 

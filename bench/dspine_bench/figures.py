@@ -16,8 +16,10 @@ import typer
 from dspine._terms import mean_accepted_length
 
 from dspine_bench.compare import ACCEPTED, compare
+from dspine_bench.draft import medians
 from dspine_bench.errors import BenchError
-from dspine_bench.schema import AGAIN, load
+from dspine_bench.peers import BLOCK
+from dspine_bench.schema import AGAIN, DraftSample, load
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 FAMILY_NAMES = {"dspine": "DSpine", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
@@ -230,37 +232,28 @@ def engine_line(result: Result) -> str:
     )
 
 
-def _graph_ms(result: Result, family: str, shape: str) -> float:
-    """A family's graph alone, as the summary takes its medians: of each repeat, then of these."""
-    repeats: dict[int, list[float]] = {}
-    for sample in result["samples"]:
-        if (sample["case"], sample["call"]) == (f"{family}, {shape}", "graph"):
-            repeats.setdefault(sample["repeat"], []).append(sample["ms"])
-    return statistics.median(statistics.median(ms) for ms in repeats.values())
-
-
-def _whole_ms(result: Result, family: str, shape: str) -> float:
-    """A family's draft with the choice of the tokens."""
-    key = (family, shape, "draft")
-    rows = {(r["family"], r["shape"], r["part"]): r["ms"]["median"] for r in result["summary"]}
-    return float(rows[key])
-
-
-def _by_shape(
-    result: Result, families: tuple[str, ...], ms: Callable[[Result, str, str], float]
-) -> str:
+def _by_shape(result: Result, families: tuple[str, ...], ms: Callable[[str, str], float]) -> str:
+    """Times by family, a part of a sentence for each shape; `ms` takes family and shape."""
     return "; ".join(
-        f"shape {shape}: "
-        + ", ".join(f"{FAMILY_NAMES[f]} {ms(result, f, shape):.2f}" for f in families)
+        f"shape {shape}: " + ", ".join(f"{FAMILY_NAMES[f]} {ms(f, shape):.2f}" for f in families)
         for shape in result["shapes"]
     )
 
 
 def draft_line(result: Result) -> str:
     """The graphs of all families, which are alike, and apart from them whole drafts."""
-    graphs = _by_shape(result, tuple(FAMILY_NAMES), _graph_ms)
+    times = medians([DraftSample(**sample) for sample in result["samples"]])
+    rows = {(r["family"], r["shape"], r["part"]): r["ms"]["median"] for r in result["summary"]}
+
+    def graph_ms(family: str, shape: str) -> float:
+        return statistics.median(times[f"{family}, {shape}", "graph", BLOCK].values())
+
+    def whole_ms(family: str, shape: str) -> float:
+        return float(rows[family, shape, "draft"])
+
+    graphs = _by_shape(result, tuple(FAMILY_NAMES), graph_ms)
     # what the result calls DFlash2's draft is its graph
-    whole = _by_shape(result, ("dspine", "dflash", "dspark"), _whole_ms)
+    whole = _by_shape(result, ("dspine", "dflash", "dspark"), whole_ms)
     return (
         "One draft of 16 rows on equal random backbones, milliseconds. The graph alone: "
         f"{graphs}. With the choice of the tokens, which is the library's whole call for DSpine, "

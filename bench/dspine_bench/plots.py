@@ -16,7 +16,7 @@ from dspine_bench.errors import BenchError
 from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport, Spread
 from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
 from dspine_bench.terminal import counted, is_quick, repeats_of
-from dspine_bench.urls import from_urls
+from dspine_bench.urls import device_text
 
 WIDTH = 5.0  # inches
 LEGEND_LINE = 0.2  # inches
@@ -92,8 +92,7 @@ def _apart(svg: str, name: str) -> str:
 
 def caption(report: Report) -> str:
     """Device, models, types and commit: what a figure holds for."""
-    device = ", ".join(d.description for d in report.hardware.devices) or report.hardware.cpu
-    parts = [device if not from_urls(report) else f"asked from {device}"]
+    parts = [device_text(report)]
     if isinstance(report, ServerReport):
         parts += [f"{m.role} {m.name} ({m.type})" for m in report.models]
         kinds = sorted({m.cache_type for m in report.modes if m.cache_type})

@@ -133,7 +133,11 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 def without_folders(words: Sequence[str]) -> list[str]:
     """A command line with the files' names alone: folders tell of a person, not of a run."""
-    return [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return [_without_folder(word) for word in words]
+
+
+def _without_folder(word: str) -> str:
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def public_url(text: str) -> str:
@@ -148,7 +152,7 @@ def environment() -> dict[str, str]:
     part of this package sets it, and the hash of the build says more.
     """
     return {
-        name: Path(value).name if Path(value).is_absolute() else value
+        name: _without_folder(value)
         for name, value in sorted(os.environ.items())
         if READ.match(name) and not SECRET.search(name) and name != "LLAMA_CPP_LIB_PATH"
     }

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dspine_bench.schema import ALL, DraftReport, Mode, Report, Row, ServerReport
 from dspine_bench.terminal import counted, is_quick, length_text, over_text, repeats_of
-from dspine_bench.urls import from_urls
+from dspine_bench.urls import device_text, from_urls
 
 DEPTH = 15  # of the published figures: block 16
 CARD = "RTX 3090 24 GB, llama.cpp fork, 27B target and drafter Q4_K_M, KV q8_0, n 15, greedy"
@@ -198,9 +198,9 @@ def conditions(reports: Sequence[Report], names: Sequence[str] = ()) -> list[str
     """Of our results, a line each: they are not those of the published figures."""
     lines = []
     for number, report in enumerate(reports, 1):
-        device = ", ".join(d.description for d in report.hardware.devices) or report.hardware.cpu
+        device = device_text(report)
         if from_urls(report):
-            device = f"asked from {device}, the servers' machine is not known"
+            device += ", the servers' machine is not known"
         models = ""
         if isinstance(report, ServerReport):
             found = [f"{m.name} {m.type}" for m in report.models]

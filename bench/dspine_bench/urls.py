@@ -14,6 +14,13 @@ def from_urls(report: Report) -> bool:
     return isinstance(report, ServerReport) and any(mode.url for mode in report.modes)
 
 
+def device_text(report: Report) -> str:
+    """What computed; for servers of others, what asked them."""
+    machine = report.hardware
+    device = ", ".join(d.description for d in machine.devices) or machine.cpu
+    return f"asked from {device}" if from_urls(report) else device
+
+
 def is_far(url: str | None) -> bool:
     """Whether a URL leads to a machine that need not be the client's."""
     if url is None:

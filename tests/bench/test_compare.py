@@ -61,6 +61,24 @@ def without(report: ServerReport, gone: Callable[[Sample], bool]) -> ServerRepor
     return report_of([s for s in report.samples if not gone(s)])
 
 
+def with_samples(
+    report: ServerReport,
+    mode: str,
+    prompt: str,
+    repeats: Sequence[int] = range(5),
+    **changed: object,
+) -> ServerReport:
+    """The same with fields of a mode's samples of a prompt changed."""
+    return report_of(
+        [
+            s.model_copy(update=changed)
+            if (s.mode, s.prompt) == (mode, prompt) and s.repeat in repeats
+            else s
+            for s in report.samples
+        ]
+    )
+
+
 def as_replay(report: ServerReport) -> ServerReport:
     """Its requests, each with a first token after a tenth of its time, as a replay."""
     samples = [
@@ -314,17 +332,8 @@ def test_a_text_that_differs_now_is_worse(
     report: ServerReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its prompt was the slow one: without it the second would look faster."""
-
-    def changed(of: str, **values: object) -> ServerReport:
-        mine = ("draft", of)
-        samples = [
-            s.model_copy(update=values) if (s.mode, s.prompt) == mine else s for s in slow.samples
-        ]
-        return report_of(samples)
-
-    slow = report
-    slow = changed("code-1", generated_ms=900.0)
-    broken = changed("code-1", digest="f" * 64)
+    slow = with_samples(report, "draft", "code-1", generated_ms=900.0)
+    broken = with_samples(slow, "draft", "code-1", digest="f" * 64)
     assert run(tmp_path, slow, broken) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "differs from plain decoding only in b.json: draft: code-1" in shown
@@ -337,15 +346,7 @@ def test_a_text_that_differs_now_is_worse(
 
 
 def test_a_row_without_a_common_prompt_is_worse(report: ServerReport) -> None:
-    digests = {"chat-1": "e" * 64}
-    broken = report_of(
-        [
-            s.model_copy(update={"digest": digests.get(s.prompt, s.digest)})
-            if s.mode == "draft"
-            else s
-            for s in report.samples
-        ]
-    )
+    broken = with_samples(report, "draft", "chat-1", digest="e" * 64)
     found = {d.what: d for d in compare(report, broken)}
     assert found["draft, chat: ratio"].second is None
     assert found["draft, chat: ratio"].worse(0.1, either_way=False)
@@ -355,16 +356,7 @@ def test_a_row_without_a_common_prompt_is_worse(report: ServerReport) -> None:
 def test_requests_of_a_replay_are_compared_over_common_ones(report: ServerReport) -> None:
     """A throughput is of all requests: it is no longer reported."""
     first = as_replay(report)
-    unstable = as_replay(
-        report_of(
-            [
-                s.model_copy(update={"digest": "d" * 64})
-                if (s.mode, s.prompt, s.repeat) == ("plain", "code-1", 2)
-                else s
-                for s in report.samples
-            ]
-        )
-    )
+    unstable = as_replay(with_samples(report, "plain", "code-1", [2], digest="d" * 64))
     found = {d.what: d for d in compare(first, unstable)}
     assert found["draft, replay: request ratio"].change == 0.0
     assert found["draft, replay: ratio"].first is not None

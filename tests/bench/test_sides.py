@@ -109,6 +109,9 @@ def test_a_route_that_fails_is_named() -> None:
     words = ["-c", "import sys; sys.exit('no room')"]
     with pytest.raises(BenchError, match=r"failed \(1\): no room"):
         convert._timed([sys.executable, *words], "ours", "all", 0)
+    words = ["-c", "import os; os.kill(os.getpid(), 9)"]
+    with pytest.raises(BenchError, match=r"failed \(-9\)"):
+        convert._timed([sys.executable, *words], "ours", "all", 0)
 
 
 @pytest.mark.parametrize(
