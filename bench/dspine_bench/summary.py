@@ -4,6 +4,10 @@ A prompt's time is the median over the repeats of milliseconds a token, times it
 are then added. So a disturbance of one request changes nothing, and a long answer weighs more than
 a short one, as it does for its reader. `min` and `max` are of whole repeats.
 
+For a ratio the prompt's time is the baseline's, times the median over the repeats of the mode's
+milliseconds a token over the baseline's: two requests of one repeat are neighbours, and what slows
+a machine for longer than a request slows both. A ratio is therefore not exactly that of the speeds.
+
 Texts must be those of the baseline at temperature 0, or their speed is in no figure. Where the
 baseline itself gives different texts in different repeats (requests that share a batch, in
 quantized arithmetic) there is nothing to compare with: such prompts are unstable, and in no figure
@@ -95,6 +99,33 @@ def by_repeat(samples: Sequence[Sample], server_clock: bool) -> dict[int, float]
     return {r: 1000 * tokens / ms for r, (tokens, ms) in totals.items() if ms}
 
 
+def _paces(samples: Sequence[Sample], server_clock: bool) -> dict[str, dict[int, float]]:
+    """Milliseconds a token by prompt and repeat."""
+    paces: dict[str, dict[int, float]] = {}
+    for sample in samples:
+        if sample.tokens > 0:
+            pace = _time(sample, server_clock) / sample.tokens
+            paces.setdefault(sample.prompt, {})[sample.repeat] = pace
+    return paces
+
+
+def paired_ratio(
+    mine: Sequence[Sample], base: Sequence[Sample], server_clock: bool
+) -> float | None:
+    """The baseline's time over the mode's for the mode's tokens; None without a common repeat."""
+    paces, against = _paces(mine, server_clock), _paces(base, server_clock)
+    time = time_base = 0.0
+    for prompt, own in paces.items():
+        theirs = against.get(prompt, {})
+        slower = [own[repeat] / theirs[repeat] for repeat in own if theirs.get(repeat)]
+        if slower:
+            tokens = statistics.fmean(s.tokens for s in mine if s.prompt == prompt and s.tokens)
+            alone = tokens * statistics.median(theirs.values())
+            time_base += alone
+            time += alone * statistics.median(slower)
+    return time_base / time if time else None
+
+
 def _around(median: float | None, values: Iterable[float]) -> Spread | None:
     """A spread around a median that was not taken of the values themselves."""
     found = [*values] if median is None else [median, *values]
@@ -107,11 +138,10 @@ def _speeds(
     mine: Sequence[Sample], base: Sequence[Sample], clock: bool
 ) -> tuple[Spread | None, Spread | None]:
     """Speed, and its ratio to the baseline's on the same prompts."""
-    speed, against = median_speed(mine, clock), median_speed(base, clock)
     rates, rates_base = by_repeat(mine, clock), by_repeat(base, clock)
-    ratio = speed / against if speed and against else None
     ratios = [rates[r] / rates_base[r] for r in rates if r in rates_base]
-    return _around(speed, rates.values()), _around(ratio, ratios)
+    speed = _around(median_speed(mine, clock), rates.values())
+    return speed, _around(paired_ratio(mine, base, clock), ratios)
 
 
 def replay_rates(replays: Iterable[Replay], mode: str) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dspine_bench.schema import Replay, Row, ServerReport
-from dspine_bench.summary import judge, median_speed, summarize
+from dspine_bench.summary import judge, median_speed, paired_ratio, summarize
 from dspine_bench.terminal import equal_text, ratio_text, request_text
 from support.bench import DRAFT, PLAIN, report_of, sample
 
@@ -87,6 +87,42 @@ def test_without_server_times_both_sides_use_the_clients(report: ServerReport) -
     ]
     found = row(report_of(samples), "draft")
     assert found.ratio is not None and found.ratio.median == pytest.approx(1008 / 508)
+
+
+def test_what_slows_two_neighbours_changes_no_ratio(report: ServerReport) -> None:
+    """A machine whose speed changes from repeat to repeat."""
+    slow = {0: 1.0, 1: 1.9, 2: 1.3, 3: 1.0, 4: 1.6}
+    samples = [
+        s.model_copy(update={"generated_ms": s.generated_ms * slow[s.repeat]})
+        for s in report.samples
+    ]
+    quiet, noisy = row(report, "draft"), row(report_of(samples), "draft")
+    assert quiet.ratio is not None and noisy.ratio is not None
+    assert noisy.ratio.median == pytest.approx(quiet.ratio.median, rel=1e-3)
+
+
+def test_one_disturbed_request_changes_no_ratio(report: ServerReport) -> None:
+    samples = [
+        s.model_copy(update={"generated_ms": 9 * s.generated_ms})
+        if (s.mode, s.repeat) == ("draft", 2)
+        else s
+        for s in report.samples
+    ]
+    quiet, found = row(report, "draft"), row(report_of(samples), "draft")
+    assert quiet.ratio is not None and found.ratio is not None
+    assert found.ratio.median == pytest.approx(quiet.ratio.median, rel=0.01)
+    assert found.ratio.min < 0.2 * found.ratio.median
+
+
+def test_only_repeats_of_both_are_paired(report: ServerReport) -> None:
+    mine = [s for s in report.samples if s.mode == "draft"]
+    base = [s for s in report.samples if s.mode == "plain" and s.repeat != 4]
+    slow = [
+        s.model_copy(update={"generated_ms": 99 * s.generated_ms}) if s.repeat == 4 else s
+        for s in mine
+    ]
+    assert paired_ratio(slow, base, True) == paired_ratio(mine, base, True)
+    assert paired_ratio(mine, [s for s in base if s.repeat > 4], True) is None
 
 
 def test_replay_is_all_tokens_over_wall_time(report: ServerReport) -> None:
