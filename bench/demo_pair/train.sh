@@ -3,14 +3,16 @@
 # again after an interruption and every stage goes on where it stopped. `make train-demo` runs it.
 #
 # Settings: DSPINE_TRAIN_DIR (where everything goes), DSPINE_TRAIN_MINUTES (90), DSPINE_TRAIN_PROMPTS
-# (templates, and as many openings: 5000) or DSPINE_TRAIN_TEXTS (a file of `bulk.py pack`, in place
-# of new texts), DSPINE_TRAIN_WORKERS (2, one a core).
+# (templates, and as many openings: 5000) or DSPINE_TRAIN_TEXTS (a file of `bulk.py pack`, such as the
+# texts.npz here, in place of new texts), DSPINE_TRAIN_START (a checkpoint to go on from),
+# DSPINE_TRAIN_WORKERS (2, one a core).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=${DSPINE_TRAIN_DIR:-$HOME/.cache/dspine/train-demo}
 minutes=${DSPINE_TRAIN_MINUTES:-90}
 prompts=${DSPINE_TRAIN_PROMPTS:-5000}
 texts=${DSPINE_TRAIN_TEXTS:-}
+start=${DSPINE_TRAIN_START:-}
 workers=${DSPINE_TRAIN_WORKERS:-2}
 port=${DSPINE_TRAIN_PORT:-8970}
 export PYTHONPATH=$(dirname "$here")${PYTHONPATH:+:$PYTHONPATH}
@@ -19,6 +21,10 @@ export OMP_WAIT_POLICY=passive
 python=${PYTHON:-python3}
 
 [ -z "$texts" ] || [ -s "$texts" ] || { echo "DSPINE_TRAIN_TEXTS: no file $texts"; exit 1; }
+[ -z "$start" ] || [ -s "$start/model.safetensors" ] || {
+    echo "DSPINE_TRAIN_START: no checkpoint in $start"
+    exit 1
+}
 mkdir -p "$work"
 if [ "${1:-}" != --foreground ]; then
     nohup "$0" --foreground >>"$work/train.log" 2>&1 &
@@ -66,8 +72,12 @@ if [ -z "$texts" ]; then
     [ -s "$texts" ] || bulk pack --texts "$work"/texts*.jsonl --out "$texts"
 fi
 each bulk read --texts "$texts" --out "$work/read@" --shard "@/$workers"
+# Half of the first run's rates: more would undo what is trained.
+continued=(--start "$start" --rate 0.001 --muon-rate 0.002 --imitate 0.5 --muon-steps 3)
+[ -n "$start" ] || continued=()
 "$python" -m demo_pair.train --target "$target" --data "$work"/read* \
     --held-out "$work/held" --run "$work/run" --minutes "$minutes" \
-    --sequences 8 --blocks 16 --accumulate 2 --workers "$workers" --threads 1
+    --sequences 8 --blocks 16 --accumulate 2 --workers "$workers" --threads 1 \
+    ${continued[@]+"${continued[@]}"}
 "$python" -m demo_pair.plot "$work/run/log.json" "$work/run/curves.png"
 echo "checkpoint: $work/run/checkpoint"
