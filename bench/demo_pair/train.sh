@@ -72,9 +72,10 @@ if [ -z "$texts" ]; then
     [ -s "$texts" ] || bulk pack --texts "$work"/texts*.jsonl --out "$texts"
 fi
 each bulk read --texts "$texts" --out "$work/read@" --shard "@/$workers"
+continued=()
 # Half of the first run's rates: more would undo what is trained.
-continued=(--start "$start" --rate 0.001 --muon-rate 0.002 --imitate 0.5 --muon-steps 3)
-[ -n "$start" ] || continued=()
+[ -z "$start" ] ||
+    continued=(--start "$start" --rate 0.001 --muon-rate 0.002 --imitate 0.5 --muon-steps 3)
 "$python" -m demo_pair.train --target "$target" --data "$work"/read* \
     --held-out "$work/held" --run "$work/run" --minutes "$minutes" \
     --sequences 8 --blocks 16 --accumulate 2 --workers "$workers" --threads 1 \

@@ -76,17 +76,27 @@ def _time(sample: Sample, server_clock: bool) -> float:
     return sample.generated_ms if server_clock else sample.wall_ms
 
 
-def median_speed(samples: Sequence[Sample], server_clock: bool) -> float | None:
-    """Tokens a second: tokens added, over the prompts' median times added."""
-    by_prompt: dict[str, list[Sample]] = {}
+def _pace(sample: Sample, server_clock: bool) -> float:
+    """Milliseconds a token."""
+    return _time(sample, server_clock) / sample.tokens
+
+
+def _by_prompt(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """The answers that have tokens."""
+    found: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.tokens > 0:
-            by_prompt.setdefault(sample.prompt, []).append(sample)
+            found.setdefault(sample.prompt, []).append(sample)
+    return found
+
+
+def median_speed(samples: Sequence[Sample], server_clock: bool) -> float | None:
+    """Tokens a second: tokens added, over the prompts' median times added."""
     tokens = milliseconds = 0.0
-    for mine in by_prompt.values():
+    for mine in _by_prompt(samples).values():
         mean = statistics.fmean(s.tokens for s in mine)
         tokens += mean
-        milliseconds += mean * statistics.median(_time(s, server_clock) / s.tokens for s in mine)
+        milliseconds += mean * statistics.median(_pace(s, server_clock) for s in mine)
     return 1000 * tokens / milliseconds if milliseconds else None
 
 
@@ -99,28 +109,17 @@ def by_repeat(samples: Sequence[Sample], server_clock: bool) -> dict[int, float]
     return {r: 1000 * tokens / ms for r, (tokens, ms) in totals.items() if ms}
 
 
-def _paces(samples: Sequence[Sample], server_clock: bool) -> dict[str, dict[int, float]]:
-    """Milliseconds a token by prompt and repeat."""
-    paces: dict[str, dict[int, float]] = {}
-    for sample in samples:
-        if sample.tokens > 0:
-            pace = _time(sample, server_clock) / sample.tokens
-            paces.setdefault(sample.prompt, {})[sample.repeat] = pace
-    return paces
-
-
 def paired_ratio(
     mine: Sequence[Sample], base: Sequence[Sample], server_clock: bool
 ) -> float | None:
     """The baseline's time over the mode's for the mode's tokens; None without a common repeat."""
-    paces, against = _paces(mine, server_clock), _paces(base, server_clock)
+    against = _by_prompt(base)
     time = time_base = 0.0
-    for prompt, own in paces.items():
-        theirs = against.get(prompt, {})
-        slower = [own[repeat] / theirs[repeat] for repeat in own if theirs.get(repeat)]
+    for prompt, own in _by_prompt(mine).items():
+        paces = {s.repeat: _pace(s, server_clock) for s in against.get(prompt, [])}
+        slower = [_pace(s, server_clock) / paces[s.repeat] for s in own if paces.get(s.repeat)]
         if slower:
-            tokens = statistics.fmean(s.tokens for s in mine if s.prompt == prompt and s.tokens)
-            alone = tokens * statistics.median(theirs.values())
+            alone = statistics.fmean(s.tokens for s in own) * statistics.median(paces.values())
             time_base += alone
             time += alone * statistics.median(slower)
     return time_base / time if time else None
