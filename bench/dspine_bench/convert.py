@@ -33,6 +33,7 @@ from dspine_bench.schema import (
     Spread,
     save,
 )
+from dspine_bench.summary import by_pairs
 from dspine_bench.synthetic import Shape, write_checkpoint, write_target_header
 
 Side = Literal["ours", "peer"]
@@ -176,7 +177,7 @@ def summarize(samples: Sequence[ConvertSample], sizes: Mapping[str, int]) -> Con
         of = spent[sample.side]
         of[sample.repeat] = of.get(sample.repeat, 0.0) + sample.seconds
     ours, peer = (statistics.median(of.values()) for of in spent.values())
-    single = [spent["ours"][r] / spent["peer"][r] for r in spent["ours"] if r in spent["peer"]]
+    single = by_pairs(spent["ours"], spent["peer"])
     ratio = ours / peer
     return ConvertSummary(
         ratio=Spread(median=ratio, min=min(ratio, *single), max=max(ratio, *single)),

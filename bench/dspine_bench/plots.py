@@ -14,7 +14,7 @@ from typing import Any
 
 from dspine_bench.errors import BenchError
 from dspine_bench.schema import ALL, DraftReport, Report, Row, ServerReport, Spread
-from dspine_bench.summary import by_repeat, replay_rates, uses_server_clock
+from dspine_bench.summary import by_pairs, by_repeat, replay_rates, uses_server_clock
 from dspine_bench.terminal import counted, is_quick, repeats_of
 from dspine_bench.urls import device_text
 
@@ -122,8 +122,7 @@ def _raw_ratios(
     baseline = next(m.baseline for m in report.modes if m.name == mode)
     skip = {*row.differing, *row.unstable}
     if report.replays and not requests:
-        one, two = replay_rates(report.replays, mode), replay_rates(report.replays, baseline)
-        return [one[r] / two[r] for r in one if r in two]
+        return by_pairs(*(replay_rates(report.replays, name) for name in (mode, baseline)))
 
     def of(name: str) -> list[Any]:
         return [
@@ -134,8 +133,7 @@ def _raw_ratios(
 
     mine, base = of(mode), of(baseline)
     clock = not requests and uses_server_clock([*mine, *base])
-    one, two = by_repeat(mine, clock), by_repeat(base, clock)
-    return [one[r] / two[r] for r in one if r in two]
+    return by_pairs(by_repeat(mine, clock), by_repeat(base, clock))
 
 
 @dataclass(frozen=True)

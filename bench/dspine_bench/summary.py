@@ -125,6 +125,11 @@ def paired_ratio(
     return time_base / time if time else None
 
 
+def by_pairs(rates: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
+    """Ratios of the repeats that both have."""
+    return [rate / base[repeat] for repeat, rate in rates.items() if repeat in base]
+
+
 def _around(median: float | None, values: Iterable[float]) -> Spread | None:
     """A spread around a median that was not taken of the values themselves."""
     found = [*values] if median is None else [median, *values]
@@ -138,9 +143,8 @@ def _speeds(
 ) -> tuple[Spread | None, Spread | None]:
     """Speed, and its ratio to the baseline's on the same prompts."""
     rates, rates_base = by_repeat(mine, clock), by_repeat(base, clock)
-    ratios = [rates[r] / rates_base[r] for r in rates if r in rates_base]
     speed = _around(median_speed(mine, clock), rates.values())
-    return speed, _around(paired_ratio(mine, base, clock), ratios)
+    return speed, _around(paired_ratio(mine, base, clock), by_pairs(rates, rates_base))
 
 
 def replay_rates(replays: Iterable[Replay], mode: str) -> dict[int, float]:
@@ -151,7 +155,7 @@ def replay_rates(replays: Iterable[Replay], mode: str) -> dict[int, float]:
 def _replay_speeds(replays: Sequence[Replay], mode: Mode) -> tuple[Spread | None, Spread | None]:
     """Output tokens over wall time of whole replays; repeats are paired."""
     mine, base = replay_rates(replays, mode.name), replay_rates(replays, mode.baseline)
-    return spread([*mine.values()]), spread([mine[r] / base[r] for r in mine if r in base])
+    return spread([*mine.values()]), spread(by_pairs(mine, base))
 
 
 def _positions(samples: Sequence[Sample], rounds: int) -> list[float] | None:
