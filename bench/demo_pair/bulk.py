@@ -1,14 +1,15 @@
 """Training text in bulk: PyTorch continues many prompts at once, then reads what was written.
 
     python -m demo_pair.bulk prepare --server URL --out FILE           prompts as token ids
-    python -m demo_pair.bulk write --target GGUF --prompts FILE --out TEXTS.jsonl --shard 0/2
-    python -m demo_pair.bulk pack --texts TEXTS.jsonl .. --out TEXTS.npz
+    python -m demo_pair.bulk write --target GGUF --prompts FILE --out DIR --shard 0/2
+    python -m demo_pair.bulk pack --texts DIR/texts.jsonl .. --out TEXTS.npz
     python -m demo_pair.bulk read --target GGUF --texts TEXTS.npz --out DIR --shard 0/2
     python -m demo_pair.bulk compare --target GGUF --out DIR           with the library
 
 Half of the prompts are templates; of the others only the opening is given, and the target writes
 the rest of the question itself, at temperature 1, before it answers. All sequences of a wave stand
-at the same position, prompts included. `read` makes the files of `collect.py read`, and
+at the same position, prompts included. `write` leaves texts.jsonl, and what the target held while
+writing it; `read` finds that again for packed texts. These are the files of `collect.py read`, and
 `finals.bin`, float16 [hidden] a token: the target's normed last rows, which training imitates.
 """
 
@@ -22,17 +23,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from demo_pair.collect import SAMPLED_SHARE, TARGET_LAYER_IDS, TOP, Store, note
 from demo_pair.data import HIDDEN, Corpus
 from demo_pair.prompts import Prompt, held_out, openings, training_prompts
-from demo_pair.teacher import Cache, Teacher, likeliest
+from demo_pair.teacher import Cache, Reading, Teacher
 from demo_pair.texts import Text, pack, texts_of
 
 TOP_K, TOP_P = 20, 0.95
@@ -64,6 +66,7 @@ class Slot:
     forced: list[int] = field(default_factory=list)
     answer_at: int = 0  # 0 while the question is being written
     done: bool = False
+    read: bool = False  # the last token too
 
     def next(self, greedy: int, drawn: int, limit: int) -> None:
         """Take the next token: a given one, else the target's."""
@@ -97,6 +100,18 @@ def draw(top_lp: Tensor, generator: torch.Generator) -> Tensor:
     return torch.multinomial(p, 1, generator=generator)[:, 0]
 
 
+def arrays_of(ids: Tensor, found: Reading, row: int) -> dict[str, npt.NDArray[Any]]:
+    """The files' contents for ids [t], which begin sequence `row` of the reading."""
+    columns = {
+        "taps": found.taps,
+        "top_ids": found.top_ids.int(),
+        "top_lp": found.top_lp.half(),
+        "finals": found.finals,
+    }
+    kept = {name: column[row, : len(ids)].numpy() for name, column in columns.items()}
+    return {"tokens": ids.int().numpy(), **kept}
+
+
 class Wave:
     """Sequences that started together. Rows of finished ones are dropped now and then."""
 
@@ -106,6 +121,8 @@ class Wave:
         self.slots = [begin(s, self.given) for s in starts]
         self.rows = list(range(len(starts)))  # slots of the cache's rows
         self.generator = torch.Generator().manual_seed(seed)
+        longest = max(len(s.ids) for s in starts) + QUESTION_LIMIT + len(TURN) + limit
+        self.held = empty_reading(len(starts), longest + DROP_EVERY)
 
     def run(self) -> None:
         cache = Cache(len(self.rows), self.given + GROW)
@@ -118,7 +135,7 @@ class Wave:
             pos += 1
             if pos % DROP_EVERY:
                 continue
-            live = [i for i, r in enumerate(self.rows) if not self.slots[r].done]
+            live = [i for i, r in enumerate(self.rows) if not self.slots[r].read]
             if len(live) < 0.9 * len(self.rows):
                 cache.keep(torch.tensor(live, dtype=torch.long))
                 self.rows = [self.rows[i] for i in live]
@@ -127,30 +144,52 @@ class Wave:
         """All given positions but the last, a few sequences at a time."""
         count = self.given - 1
         for first in range(0, len(self.rows) if count else 0, PREFILL):
-            some = slice(first, first + PREFILL)
-            ids = torch.tensor([slot.tokens[:count] for slot in self.slots[some]])
+            rows = self.rows[first : first + PREFILL]
+            ids = torch.tensor([self.slots[r].tokens[:count] for r in rows])
             part = Cache(len(ids), count)
-            self.teacher.prefill(ids, part)
+            self.hold(rows, 0, self.teacher.read(ids, 0, part, TOP))
             cache.fill(first, part)
+
+    def hold(self, rows: list[int], pos: int, found: Reading) -> None:
+        """Keep what was read of these slots from position `pos` on."""
+        places = slice(pos, pos + found.taps.shape[1])
+        for name, column in vars(self.held).items():
+            column[rows, places] = getattr(found, name).to(column.dtype)
 
     def one_step(self, pos: int, cache: Cache) -> None:
         ids = torch.tensor([self.slots[r].tokens[pos] for r in self.rows])
-        top_ids, top_lp = likeliest(self.teacher.step(ids, pos, cache), TOP_K)
+        found = self.teacher.read(ids[:, None], pos, cache, TOP)
+        self.hold(self.rows, pos, found)
+        top_ids, top_lp = found.top_ids[:, 0, :TOP_K], found.top_lp[:, 0, :TOP_K]
         drawn = top_ids.gather(1, draw(top_lp, self.generator)[:, None])[:, 0].tolist()
         for row, greedy, other in zip(self.rows, top_ids[:, 0].tolist(), drawn, strict=True):
-            if not self.slots[row].done:
-                self.slots[row].next(greedy, other, self.limit)
-            elif len(self.slots[row].tokens) == pos + 1:
-                self.slots[row].tokens.append(END)  # a row that waits to be dropped
+            slot = self.slots[row]
+            if not slot.done:
+                slot.next(greedy, other, self.limit)
+            else:
+                slot.read = True
+                slot.tokens.append(END)  # a row that waits to be dropped
 
-    def texts(self) -> Iterator[Text]:
-        for slot in self.slots:
+    def texts(self) -> Iterator[tuple[Text, dict[str, npt.NDArray[Any]]]]:
+        """What was written, and what the target held over it."""
+        for row, slot in enumerate(self.slots):
             end = slot.answer_at + self.limit
             tokens = slot.tokens[: min(end, len(slot.tokens))]
             if END in tokens[slot.answer_at :]:
                 tokens = tokens[: tokens.index(END, slot.answer_at) + 1]
             prompt, answer = tokens[: slot.answer_at], tokens[slot.answer_at :]
-            yield Text(slot.start.category, slot.start.sampled, prompt, answer)
+            text = Text(slot.start.category, slot.start.sampled, prompt, answer)
+            yield text, arrays_of(torch.tensor(tokens), self.held, row)
+
+
+def empty_reading(sequences: int, length: int) -> Reading:
+    shape = (sequences, length)
+    return Reading(
+        torch.zeros(*shape, len(TARGET_LAYER_IDS) * HIDDEN, dtype=torch.half),
+        torch.zeros(*shape, HIDDEN, dtype=torch.half),
+        torch.zeros(*shape, TOP, dtype=torch.int32),
+        torch.zeros(*shape, TOP, dtype=torch.half),
+    )
 
 
 def waves(starts: list[Start], pool: int, batch: int) -> Iterator[list[Start]]:
@@ -160,33 +199,37 @@ def waves(starts: list[Start], pool: int, batch: int) -> Iterator[list[Start]]:
         yield from (some[i : i + batch] for i in range(0, len(some), batch))
 
 
-def resume(out: Path, progress: Path) -> int:
-    """Number of waves that stand whole in `out`; what an interrupted one left is cut off."""
-    done, size = json.loads(progress.read_text()) if progress.exists() else (0, 0)
-    with out.open("ab") as file:
-        file.truncate(size)
+def resume(out: Path) -> int:
+    """Number of waves that stand whole in the folder; what an interrupted one left is cut off."""
+    progress = out / "progress.json"
+    done, sequences = json.loads(progress.read_text()) if progress.exists() else (0, 0)
+    for name in ("texts.jsonl", "index.jsonl"):
+        path = out / name
+        lines = path.read_text(encoding="utf-8").splitlines(True) if path.exists() else []
+        path.write_text("".join(lines[:sequences]), encoding="utf-8")
     return int(done)
 
 
 def write(args: argparse.Namespace) -> None:
-    """Append the continuations of a share of the prompts to a file of JSON lines."""
+    """Append the continuations of a share of the prompts, and what the target held over them."""
     teacher = Teacher(args.target, TARGET_LAYER_IDS)
     lines = args.prompts.read_text(encoding="utf-8").splitlines()
     forbidden = {tuple(ids) for ids in json.loads(lines[0])}
     starts = [Start(**json.loads(line)) for line in share(args, lines[1:])]
-    progress = args.out.with_suffix(".progress")
-    done = resume(args.out, progress)
+    done = resume(args.out)
+    store = Store(args.out)
     for number, some in enumerate(waves(starts, args.pool, args.batch)):
         if number < done:
             continue
         began = time.monotonic()
         wave = Wave(teacher, some, args.n_predict, number * 100 + int(args.shard.split("/")[0]))
         wave.run()
-        with args.out.open("a", encoding="utf-8") as out:
-            for text in wave.texts():
+        with (args.out / "texts.jsonl").open("a", encoding="utf-8") as out:
+            for text, arrays in wave.texts():
                 if tuple(text.prompt) not in forbidden and len(text.continuation) > 2:
                     out.write(json.dumps(asdict(text)) + "\n")
-        progress.write_text(json.dumps([number + 1, args.out.stat().st_size]))
+                    store.append(text, arrays)
+        (args.out / "progress.json").write_text(json.dumps([number + 1, store.sequences]))
         spoken = sum(len(s.tokens) - s.answer_at for s in wave.slots)
         rate = spoken / (time.monotonic() - began)
         note(f"wave {number + 1}: {spoken} new tokens, {rate:.0f} a second")
@@ -206,17 +249,8 @@ def read(args: argparse.Namespace) -> None:
     teacher, store = Teacher(args.target, TARGET_LAYER_IDS), Store(args.out)
     for text in islice(share(args, all_texts(args)), store.sequences, None):
         ids = torch.tensor(text.prompt + text.continuation)
-        found = teacher.read(ids, TOP)
-        store.append(
-            text,
-            {
-                "tokens": ids.int().numpy(),
-                "taps": found.taps.numpy(),
-                "top_ids": found.top_ids.int().numpy(),
-                "top_lp": found.top_lp.half().numpy(),
-                "finals": found.finals.numpy(),
-            },
-        )
+        found = teacher.read(ids[None], 0, Cache(1, len(ids)), TOP)
+        store.append(text, arrays_of(ids, found, 0))
         if store.sequences % 100 == 0:
             note(f"{store.sequences} sequences, {store.rows} tokens")
 
@@ -308,13 +342,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     if args.stage == "prepare":
         asyncio.run(prepare(args))
-    elif args.stage == "write":
-        write(args)
     elif args.stage == "pack":
         note(f"{pack(args.out, all_texts(args))} tokens")
-    elif args.stage == "read":
+    elif args.stage in ("write", "read"):
         args.out.mkdir(parents=True, exist_ok=True)
-        read(args)
+        {"write": write, "read": read}[args.stage](args)
     else:
         compare(args)
 

@@ -34,49 +34,44 @@ class LayerWeights:
 
 
 class Cache:
-    """Keys and values [b * kv, capacity, d] a layer.
-
-    The tensors stay whole: a product with a slice of them would copy it first. They grow in
-    steps instead, and positions that are not written yet are masked.
-    """
+    """Keys and values [b, kv, capacity, d] a layer; they grow in steps."""
 
     def __init__(self, sequences: int, length: int) -> None:
-        shape, dtype = (sequences * KV_HEADS, length, HEAD_DIM), quicker_type()
+        shape, dtype = (sequences, KV_HEADS, length, HEAD_DIM), quicker_type()
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(LAYERS)]
         self.values = [torch.zeros(shape, dtype=dtype) for _ in range(LAYERS)]
 
     @property
     def length(self) -> int:
-        return self.keys[0].shape[1]
+        return self.keys[0].shape[2]
 
     def grow(self, length: int) -> None:
         for side in (self.keys, self.values):
             for layer, old in enumerate(side):
-                side[layer] = F.pad(old, (0, 0, 0, length - old.shape[1]))
+                side[layer] = F.pad(old, (0, 0, 0, length - old.shape[2]))
 
     def fill(self, first: int, part: Cache) -> None:
         """Take over the positions of `part`, whose sequences stand here from `first` on."""
-        rows = slice(first * KV_HEADS, first * KV_HEADS + len(part.keys[0]))
+        rows = slice(first, first + len(part.keys[0]))
         for ours, theirs in ((self.keys, part.keys), (self.values, part.values)):
             for whole, some in zip(ours, theirs, strict=True):
-                whole[rows, : part.length] = some
+                whole[rows, :, : part.length] = some
 
     def keep(self, rows: Tensor) -> None:
         """Drop all sequences but these."""
-        heads = (rows[:, None] * KV_HEADS + torch.arange(KV_HEADS)).flatten()
         for side in (self.keys, self.values):
             for layer, old in enumerate(side):
-                side[layer] = old[heads]
+                side[layer] = old[rows]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the target holds over one text of t tokens."""
+    """What the target holds over t tokens of b sequences."""
 
-    taps: Tensor  # [t, taps * hidden] float16
-    finals: Tensor  # [t, hidden] float16, the normed rows that its head reads
-    top_ids: Tensor  # [t, count] likeliest next tokens
-    top_lp: Tensor  # [t, count] their log-probabilities
+    taps: Tensor  # [b, t, taps * hidden] float16
+    finals: Tensor  # [b, t, hidden] float16, the normed rows that its head reads
+    top_ids: Tensor  # [b, t, count] likeliest next tokens
+    top_lp: Tensor  # [b, t, count] their log-probabilities
 
 
 class Teacher:
@@ -103,23 +98,14 @@ class Teacher:
         )
 
     @torch.inference_mode()
-    def step(self, ids: Tensor, pos: int, cache: Cache) -> Tensor:
-        """One position of every sequence, all at `pos`; ids [b] to logits [b, vocabulary]."""
-        x, _ = self.run(self.embed[ids[:, None]], pos, cache)
-        return F.linear(self.normed(x[:, 0]), self.head)
-
-    @torch.inference_mode()
-    def prefill(self, ids: Tensor, cache: Cache) -> None:
-        """The first positions of all sequences, ids [b, t], into the cache."""
-        self.run(self.embed[ids], 0, cache)
-
-    @torch.inference_mode()
-    def read(self, ids: Tensor, count: int) -> Reading:
-        """A whole text at once, ids [t], and the `count` likeliest tokens after each position."""
-        x, tapped = self.run(self.embed[ids[None]], 0, Cache(1, len(ids)))
-        finals = self.normed(x[0])
-        top_ids, top_lp = likeliest(F.linear(finals, self.head), count)
-        return Reading(tapped[0], finals.half(), top_ids, top_lp)
+    def read(self, ids: Tensor, pos: int, cache: Cache, count: int) -> Reading:
+        """The tokens ids [b, t] of all sequences from position `pos` on, into the cache; several
+        only from the start. `count`: how many of the likeliest next tokens to tell."""
+        x, taps = self.run(self.embed[ids], pos, cache)
+        finals = self.normed(x)
+        top_ids, top_lp = likeliest(F.linear(finals.flatten(0, 1), self.head), count)
+        shape = (*ids.shape, count)
+        return Reading(taps, finals.half(), top_ids.view(shape), top_lp.view(shape))
 
     def normed(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (HIDDEN,), self.norm, EPS).to(self.dtype)
@@ -146,27 +132,16 @@ class Teacher:
         cache: Cache,
         tables: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Many positions only from the start (pos 0); later one at a time."""
         b, t, _ = x.shape
         width = KV_HEADS * HEAD_DIM
         h = F.rms_norm(x, (HIDDEN,), w.attention_norm, EPS).to(self.dtype)
         q, k, v = F.linear(h, w.qkv).split([HEADS * HEAD_DIM, width, width], dim=-1)
-        q = rotate(q.view(b, t, HEADS, HEAD_DIM), tables)
-        k = rotate(k.view(b, t, KV_HEADS, HEAD_DIM), tables).transpose(1, 2)
-        v = v.view(b, t, KV_HEADS, HEAD_DIM).transpose(1, 2)
-        keys, values = cache.keys[i], cache.values[i]
-        keys.view(b, KV_HEADS, -1, HEAD_DIM)[:, :, pos : pos + t] = k
-        values.view(b, KV_HEADS, -1, HEAD_DIM)[:, :, pos : pos + t] = v
-        if t > 1:
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k, v, is_causal=True, enable_gqa=True
-            )
-            return F.linear(out.transpose(1, 2).reshape(b, t, HEADS * HEAD_DIM), w.output)
-        q = q.view(b * KV_HEADS, HEADS // KV_HEADS, HEAD_DIM) * HEAD_DIM**-0.5
-        scores = torch.bmm(q, keys.transpose(1, 2))
-        scores[..., pos + 1 :] = -torch.inf
-        out = torch.bmm(scores.softmax(dim=-1), values)
-        return F.linear(out.view(b, 1, HEADS * HEAD_DIM), w.output)
+        q = rotate(q.view(b, t, HEADS, HEAD_DIM), tables).transpose(1, 2)
+        keys, values = (side[i][:, :, : pos + t] for side in (cache.keys, cache.values))
+        keys[:, :, pos:] = rotate(k.view(b, t, KV_HEADS, HEAD_DIM), tables).transpose(1, 2)
+        values[:, :, pos:] = v.view(b, t, KV_HEADS, HEAD_DIM).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, keys, values, is_causal=t > 1, enable_gqa=True)
+        return F.linear(out.transpose(1, 2).reshape(b, t, HEADS * HEAD_DIM), w.output)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -66,12 +66,13 @@ fi
 "$python" -m demo_pair.collect read --target "$target" --out "$work/held"
 
 if [ -z "$texts" ]; then
-    texts=$work/texts.npz
-    each bulk write --prompts "$work/prompts.jsonl" --out "$work/texts@.jsonl" --shard "@/$workers" \
-        --batch 128 --n-predict 208
-    [ -s "$texts" ] || bulk pack --texts "$work"/texts*.jsonl --out "$texts"
+    # 7 kB a token: what `read` would find again.
+    each bulk write --prompts "$work/prompts.jsonl" --out "$work/read@" --shard "@/$workers" \
+        --batch 224 --n-predict 208
+    [ -s "$work/texts.npz" ] || bulk pack --texts "$work"/read*/texts.jsonl --out "$work/texts.npz"
+else
+    each bulk read --texts "$texts" --out "$work/read@" --shard "@/$workers"
 fi
-each bulk read --texts "$texts" --out "$work/read@" --shard "@/$workers"
 continued=()
 # Half of the first run's rates: more would undo what is trained.
 [ -z "$start" ] ||

