@@ -76,7 +76,9 @@ def tasks(
 ) -> None:
     """Chat, code, math, JSON, tools, summary, translation, prose: speed by task."""
     if thinking not in ("auto", "on", "off", "both"):
-        raise typer.BadParameter(f"{thinking!r}", param_hint="--thinking")
+        raise typer.BadParameter(
+            f"{thinking!r} is not auto, on, off or both", param_hint="--thinking"
+        )
     from dspine_bench.request import run_tasks
 
     _end([run_tasks(flags, prompts, thinking)], flags.output, json=json)
@@ -135,7 +137,10 @@ def draft(
         str, typer.Option("--type", metavar="f32|bf16|q8_0|q4_k", help="Of the weights.")
     ] = "q8_0",
     repeats: o.RepeatsOpt = 5,
-    calls: Annotated[int, typer.Option(min=1, help="Of each kind, in each repeat.")] = 5,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each kind, in each repeat. Default: 5, with --quick 3."),
+    ] = None,
     context: Annotated[int, typer.Option(min=16, help="Tokens before the block.")] = 256,
     threads: o.ThreadsOpt = 0,
     folder: Annotated[
@@ -193,7 +198,10 @@ def everything(
 
 
 ThresholdOpt = Annotated[
-    float, typer.Option(min=0.0, metavar="SHARE", help="Largest difference that passes.")
+    float,
+    typer.Option(
+        min=0.0, max=1.0, metavar="SHARE", help="Largest difference that passes: 0.1 is 10 %."
+    ),
 ]
 
 

@@ -46,7 +46,8 @@ Pair = tuple[str, str | None, str | None]  # a condition, in the first and the s
 class Figure:
     """A figure of a row of a result; `better` is the sign of a change for the better.
 
-    `is_ratio`: of two things measured in turn, so that a slow machine leaves it alone.
+    0: it is shown, and neither better nor worse. `is_ratio`: of two things measured in turn, so
+    that a slow machine leaves it alone.
     """
 
     row: str
@@ -72,13 +73,15 @@ class Difference:
 
     @property
     def change(self) -> float | None:
-        """second / first - 1; None where one of them was not reported."""
-        if self.first is None or self.second is None or self.first == 0:
+        """second / first - 1; None where one of them was not reported, or is not above 0."""
+        if self.first is None or self.second is None or min(self.first, self.second) <= 0:
             return None
         return self.second / self.first - 1
 
     def worse(self, threshold: float, *, either_way: bool) -> bool:
         """Past the threshold; a figure that is no longer reported always is."""
+        if not self.better:
+            return False
         if self.first is not None and self.second is None:
             return True
         if either_way and self.first is None and self.second is not None:
@@ -123,7 +126,8 @@ def _draft_figures(report: DraftReport) -> Iterator[Figure]:
     for row in report.summary:
         tail = f", {row.rows} rows" if row.part in WIDE_PARTS else ""
         where = f"{row.shape}, {row.family}, {row.part}{tail}"
-        yield Figure(where, "ms", row.ms.median, -1, is_ratio=False)
+        better = -1 if row.ms.min > 0 else 0  # a part that is not told apart from nothing
+        yield Figure(where, "ms", row.ms.median, better, is_ratio=False)
     for shape in report.shapes:
         found = {(r.family, r.part, r.rows): r for r in report.summary if r.shape == shape}
         for (family, part, rows), row in found.items():
@@ -185,7 +189,8 @@ def compare(first: Report, second: Report, *, ratios: bool = False) -> list[Diff
     # the baseline's speed alone is no comparison of anything that drafts
     if not any(one[what].is_ratio for what in shared):
         raise BenchError(f"the two results have no mode and category in common{_have(one, two)}")
-    return [Difference(w, one[w].value, two[w].value, one[w].better) for w in shared]
+    better = {what: one[what].better if two[what].better else 0 for what in shared}
+    return [Difference(w, one[w].value, two[w].value, better[w]) for w in shared]
 
 
 def _over_common_prompts(first: Report, second: Report) -> tuple[Report, Report]:

@@ -14,6 +14,7 @@ from dspine_bench.provenance import build_of_library, hardware, provenance
 from dspine_bench.schema import DraftReport
 
 DEFAULT_SHAPES, QUICK_SHAPES = ("small", "mid"), ("small",)
+CALLS, QUICK_CALLS = 5, 3
 
 
 def _choices(
@@ -35,7 +36,7 @@ def _choices(
         shapes=shapes or (QUICK_SHAPES if quick else DEFAULT_SHAPES),
         type=kind,
         repeats=repeats,
-        calls=min(calls, 3) if quick else calls,
+        calls=calls,
         context=context,
         widths=QUICK_WIDTHS if quick else tuple(range(1, BLOCK + 1)),
         threads=threads,
@@ -48,14 +49,18 @@ def make(
     kind: str = "q8_0",
     *,
     repeats: int = 5,
-    calls: int = 5,
+    calls: int | None = None,
     context: int = 256,
     threads: int = 0,
     folder: Path | None = None,
     quick: bool = False,
     quiet: bool = False,
 ) -> DraftReport:
-    """Measure and report; the models are made, and removed again, in a folder in `folder`."""
+    """Measure and report; the models are made, and removed again, in a folder in `folder`.
+
+    `calls`: 5 of each kind in each repeat where it is not given, 3 with `quick`.
+    """
+    calls = calls or (QUICK_CALLS if quick else CALLS)
     choices = _choices(shapes, kind, repeats, calls, context, threads, quick=quick)
     machine = hardware()
     with (

@@ -108,6 +108,12 @@ class Endpoint:
         return re.split(r"[\\/]", path)[-1] if isinstance(path, str) and path else None
 
     @property
+    def slots(self) -> int | None:
+        """Requests that it works on at a time; None where it is not told."""
+        found = self.props.get("total_slots")
+        return found if isinstance(found, int) and found > 0 else None
+
+    @property
     def slot_context(self) -> int | None:
         """Tokens that one request may fill, prompt and answer; None where it is not told."""
         found = (self.props.get("default_generation_settings") or {}).get("n_ctx")

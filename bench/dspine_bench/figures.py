@@ -150,11 +150,12 @@ def task_table(result: Result) -> list[str]:
         f"{machine_text(result)}; commit {commit_text(result)}). It is made to check the "
         "programs on a CPU; verification of many rows costs a CPU more than a GPU.",
         "",
-        "| task | tokens a round | speed, plain = 1.00 (min-max) | same text |",
-        "|---|---|---|---|",
+        "| task | prompts | tokens a round | speed, plain = 1.00 (min-max) | same text |",
+        "|---|---|---|---|---|",
     ]
     for row in _drafting(result):
-        cells = [row["category"], _length(row), _ratio(row, result), _same(row)]
+        prompts = str(row["prompts"])
+        cells = [row["category"], prompts, _length(row), _ratio(row, result), _same(row)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -176,30 +177,37 @@ def _drafts(result: Result) -> str:
     return f", {depths.pop()} drafts a round" if len(depths) == 1 and None not in depths else ""
 
 
+def _asked(result: Result) -> str:
+    """ ", over N prompts of up to M tokens": shorter answers and fewer prompts than the table."""
+    prompts = len({sample["prompt"] for sample in result["samples"]})
+    return f", over {prompts} prompts with answers of up to {result['config']['max_tokens']} tokens"
+
+
 def sweep_line(result: Result) -> str:
     """The depths that were tried, in one sentence."""
     found = _of_all_tasks(result, lambda mode: str(mode["n_draft"]), length=False)
-    return f"By draft depth, over one prompt of each task: {found}."
+    return f"By draft depth{_asked(result)}: {found}."
 
 
 def types_line(result: Result) -> str:
     """The drafter's file types, in one sentence."""
     # NAME-TYPE.gguf; the largest tensors of a small Q4_K_M file are of another type
     found = _of_all_tasks(result, lambda mode: Path(mode["drafter"]).stem.rpartition("-")[2])
-    return f"By type of the drafter, over the same prompts{_drafts(result)}: {found}."
+    return f"By type of the drafter{_drafts(result)}{_asked(result)}: {found}."
 
 
 def caches_line(result: Result) -> str:
     """The cache types, in one sentence."""
     found = _of_all_tasks(result, lambda mode: str(mode["cache_type"]))
-    return f"By type of the caches{_drafts(result)}: {found}."
+    return f"By type of the caches{_drafts(result)}{_asked(result)}: {found}."
 
 
 def temperature_line(result: Result) -> str:
     """Greedy and sampled, in one sentence; sampled texts are not the same on both sides."""
     found = _of_all_tasks(result, lambda mode: f"{mode['temperature']:g}")
     return (
-        f"By temperature{_drafts(result)} (above 0 the texts differ, and their lengths): {found}."
+        f"By temperature{_drafts(result)}{_asked(result)} (above 0 the texts differ, and their "
+        f"lengths): {found}."
     )
 
 
@@ -207,7 +215,11 @@ def depth_line(result: Result) -> str:
     """The context lengths, in one sentence."""
     rows = [row for row in _drafting(result) if row["category"] != "all"]
     found = "; ".join(f"{row['category']}: {_ratio(row, result)}" for row in rows)
-    return f"By context before the answer: {found}."
+    tokens = result["config"]["max_tokens"]
+    return (
+        f"By context before the answer, one answer of {tokens} tokens each, so that the text "
+        f"counts as well as the context{_drafts(result)}: {found}."
+    )
 
 
 def replay_line(result: Result) -> str:
@@ -216,9 +228,10 @@ def replay_line(result: Result) -> str:
     requests = result["replays"][0]["requests"]
     at_once = result["config"]["parallel"]
     return (
-        f"Agent conversations, {at_once} at a time, {requests} requests{_drafts(result)}: all "
-        f"tokens over the wall time {_ratio(row, result)}; time of single requests "
-        f"{_ratio(row, result, 'request_ratio')}; {_length(row)} tokens a round."
+        f"Agent conversations, {at_once} at a time, {requests} requests of up to "
+        f"{result['config']['max_tokens']} tokens{_drafts(result)}: all tokens over the wall time "
+        f"{_ratio(row, result)}; time of single requests {_ratio(row, result, 'request_ratio')}; "
+        f"{_length(row)} tokens a round."
     )
 
 

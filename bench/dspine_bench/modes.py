@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ PLAIN = "plain"
 class ModeSpec:
     """One mode; `baseline` is the name of the mode it is compared with.
 
-    `n_draft` None is the drafter's own depth. `url` is of a server that runs already.
+    `n_draft` None leaves the depth to the server. `url` is of a server that runs already.
     """
 
     name: str
@@ -72,10 +72,13 @@ def expand(
     depths: Sequence[int] = (),
     caches: Sequence[str] = ("q8_0",),
     temperatures: Sequence[float] = (0.0,),
+    own: Mapping[Path, int] | None = None,
 ) -> list[ModeSpec]:
     """Every drafter at every depth, with a plain mode for each cache type and temperature.
 
-    BenchError where two drafters cannot be told apart, and for a cache type that there is not.
+    `own`: the drafters' own depths, used without `depths`; one that is not in it is the server's
+    to choose. BenchError where two drafters cannot be told apart, and for a cache type that there
+    is not.
     """
     labels = _labels(drafters)
     if len(set(labels)) != len(labels):
@@ -91,8 +94,8 @@ def expand(
         plain = f"{PLAIN}{tail}"
         modes.append(ModeSpec(plain, plain, None, 0, cache, temperature))
         for label, drafter in zip(labels, drafters, strict=True):
-            for depth in depths or (None,):
-                name = label if depth is None else f"{label} n={depth}"
+            for depth in depths or ((own or {}).get(drafter),):
+                name = f"{label} n={depth}" if depths else label
                 modes.append(ModeSpec(name + tail, plain, drafter, depth, cache, temperature))
     return modes
 
@@ -107,9 +110,9 @@ def _is_url(text: str) -> bool:
 
 def remote(url: str, baseline: str, temperatures: Sequence[float] = (0.0,)) -> list[ModeSpec]:
     """Two servers that run already, the second without a drafter; BenchError for no URL."""
-    for one in (url, baseline):
+    for flag, one in (("--url", url), ("--url-baseline", baseline)):
         if not _is_url(one):
-            raise BenchError(f"{public_url(one)}: expected http://HOST:PORT")
+            raise BenchError(f"{flag} {public_url(one)}: expected http://HOST:PORT")
     modes: list[ModeSpec] = []
     temperatures = _apart(temperatures)
     for temperature in temperatures:

@@ -61,7 +61,10 @@ ServerOpt = Annotated[
     Path | None, typer.Option("--server", metavar="FILE", help="Another llama-server.")
 ]
 FlashOpt = Annotated[
-    str, typer.Option("-fa", "--flash-attn", metavar="on|off|auto", help="Of every server.")
+    str | None,
+    typer.Option(
+        "-fa", "--flash-attn", metavar="on|off|auto", help="Of every server. Default: on."
+    ),
 ]
 ThreadsOpt = Annotated[
     int, typer.Option("-t", "--threads", min=0, metavar="N", help="0: the program's own choice.")
@@ -97,7 +100,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
     "ctx_size": (ContextOpt, None),
     "interleave": (InterleaveOpt, None),
     "server": (ServerOpt, None),
-    "flash_attn": (FlashOpt, "on"),
+    "flash_attn": (FlashOpt, None),
     "flag": (ExtraOpt, None),
     "threads": (ThreadsOpt, 0),
     "output": (OutputOpt, Path("bench-out")),
@@ -169,7 +172,7 @@ def flags_of(given: Mapping[str, Any]) -> Any:
         raise typer.BadParameter(
             f"{interleave!r} is not request or repeat", param_hint="--interleave"
         )
-    if values["flash_attn"] not in ("on", "off", "auto"):
+    if values["flash_attn"] not in (None, "on", "off", "auto"):
         raise typer.BadParameter(
             f"{values['flash_attn']!r} is not on, off or auto", param_hint="--flash-attn"
         )

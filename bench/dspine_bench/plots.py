@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,13 @@ from dspine_bench.urls import device_text
 
 WIDTH = 5.0  # inches
 LEGEND_LINE = 0.2  # inches
+TITLE_HEIGHT, CAPTION_LINE = 0.35, 0.13  # inches
+CAPTION_COLUMNS, CAPTION_SIZE = 84, 7
 INK = "#222222"  # the page draws it in its own
 RATIO_LABEL = "speed / plain decoding"
 COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#4f7942", "#6d597a", "#8d99ae", "#00a896", "#e07a5f")
+# no two of 40 curves are alike
+MARKS = ("o-", "s--", "^:", "D-.", "v-")
 STYLE = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -68,6 +73,7 @@ def _drawn(
         svg, png = io.StringIO(), io.BytesIO()
         nothing = {"Date": None, "Creator": None}
         figure.savefig(svg, format="svg", metadata=nothing, transparent=True)
+        _say_what_it_is(figure, title, caption)
         figure.savefig(png, format="png", dpi=160)
         plt.close(figure)
     text = svg.getvalue()
@@ -76,6 +82,19 @@ def _drawn(
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 width="100%"', text, count=1)
     return Plot(name, title, caption, _apart(_themed(text), name), png.getvalue())
+
+
+def _say_what_it_is(figure: Any, title: str, caption: str) -> None:
+    """Title and caption inside: a PNG is passed on alone."""
+    lines = textwrap.wrap(caption, CAPTION_COLUMNS)
+    room = TITLE_HEIGHT + CAPTION_LINE * len(lines)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + room)
+    # the layout leaves this share of the height to the text
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / (height + room)))
+    figure.text(0.02, 0.99, title, va="top", fontsize=12, weight="bold")
+    top = 1 - TITLE_HEIGHT / (height + room)
+    figure.text(0.02, top, "\n".join(lines), va="top", fontsize=CAPTION_SIZE)
 
 
 def _themed(svg: str) -> str:
@@ -99,6 +118,7 @@ def caption(report: Report) -> str:
         parts += [f"KV {' '.join(kinds)}"] if kinds else []
         parts.append(f"T={' '.join(sorted({f'{m.temperature:g}' for m in report.modes}))}")
         parts.append(f"{report.config.parallel} at a time")
+        parts.append(f"up to {report.config.max_tokens} tokens")
     elif isinstance(report, DraftReport):
         parts.append(f"random weights {report.config.get('type')}")
     parts.append(counted(repeats_of(report), "repeat") + (", --quick" if is_quick(report) else ""))
@@ -231,7 +251,9 @@ def accepted_by_position(report: ServerReport) -> Plot | None:
         for number, (label, values) in enumerate(curves):
             places = range(1, len(values) + 1)
             colour = INK if label == ALL else COLOURS[number % len(COLOURS)]
-            axes.plot(places, [100 * v for v in values], "o-", ms=3, color=colour, label=label)
+            marks = MARKS[number % len(MARKS)]  # curves of modes lie on each other, and all show
+            values = [100 * value for value in values]
+            axes.plot(places, values, marks, ms=6 - number % 5, color=colour, label=label)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("rounds that accept it, %")
@@ -300,22 +322,24 @@ def sweep_curve(report: ServerReport) -> Plot | None:
             rows = _rows(report, mode.name)
             row = rows.get(ALL) or next(iter(rows.values()), None)
             if row and row.ratio:
-                points.setdefault(mode.drafter, []).append((mode.n_draft, row))
+                curve = mode.name.replace(f" n={mode.n_draft}", "")  # drafter, cache, temperature
+                points.setdefault(curve, []).append((mode.n_draft, row))
     if not any(len(found) > 1 for found in points.values()):
         return None
 
     def paint(axes: Any) -> None:
-        for number, (drafter, found) in enumerate(points.items()):
+        for number, (curve, found) in enumerate(points.items()):
             found.sort(key=lambda pair: pair[0])
             ratios = [(n, row.ratio) for n, row in found if row.ratio]
-            _with_ends(axes, ratios, report, COLOURS[number % len(COLOURS)], drafter)
+            _with_ends(axes, ratios, report, COLOURS[number % len(COLOURS)], curve)
         axes.axhline(1.0, color=INK, lw=1.5)
         axes.set_xlabel("tokens drafted a round")
         axes.set_ylabel(RATIO_LABEL)
         axes.set_ylim(bottom=0)
         _legend(axes, len(points))
 
-    return _drawn("sweep", "Speed by draft depth", _marks(report), 3.6, paint)
+    height = 3.4 + LEGEND_LINE * len(points)
+    return _drawn("sweep", "Speed by draft depth", _marks(report), height, paint)
 
 
 def verify_cost(report: DraftReport) -> Plot | None:
@@ -370,9 +394,11 @@ def _parts_of(report: DraftReport, shape: str) -> Plot:
         axes.grid(axis="y", visible=False)
         _legend(axes, len(PARTS), 2)
 
+    below = sum(r.shape == shape and r.part in PARTS and r.ms.median < 0 for r in report.summary)
     title = f"One draft of 16 rows by part, shape {shape}"
+    text = caption(report) + (f"; not drawn: {counted(below, 'part')} below zero" if below else "")
     name = re.sub(r"[^A-Za-z0-9]+", "-", shape)  # a result may call a shape anything
-    return _drawn(f"draft-{name}", title, caption(report), 4.0, paint)
+    return _drawn(f"draft-{name}", title, text, 4.0, paint)
 
 
 def _plots_of(report: Report) -> list[Plot | None]:

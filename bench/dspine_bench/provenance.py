@@ -158,11 +158,22 @@ def environment() -> dict[str, str]:
     }
 
 
-def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = True) -> Provenance:
-    """Of this run; `build` is what the measured program calls itself, `own` whether it is ours."""
+def provenance(
+    build: str,
+    command: Sequence[str] | None = None,
+    *,
+    own: bool = True,
+    program: Path | None = None,
+    state: tuple[str | None, bool | None] | None = None,
+) -> Provenance:
+    """Of this run; `build` is what the measured program calls itself.
+
+    `own`: whether it is ours; `program`: the file that it is else, where it is known. `state`: of
+    the checkout, as `commit` told it before a run that takes long; else of now.
+    """
     from dspine import __version__
 
-    head, dirty = commit(Path.cwd())
+    head, dirty = state or commit(Path.cwd())
     return Provenance(
         command=without_secrets(without_folders(sys.argv if command is None else command)),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -171,7 +182,7 @@ def provenance(build: str, command: Sequence[str] | None = None, *, own: bool = 
         dirty=dirty,
         pin=pin_of(build),
         build=build,
-        binaries=binaries() if own else None,
+        binaries=sha256(program) if program else binaries() if own else None,
         environment=environment(),
     )
 

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from dspine_bench.schema import ALL, DraftReport, Mode, Report, Row, ServerReport
-from dspine_bench.terminal import counted, is_quick, length_text, over_text, repeats_of
+from dspine_bench.schema import ALL, DraftReport, Mode, Report, Row, ServerReport, Spread
+from dspine_bench.terminal import (
+    counted,
+    is_quick,
+    length_text,
+    over_text,
+    repeats_of,
+    spread_text,
+)
 from dspine_bench.urls import device_text, from_urls
 
 DEPTH = 15  # of the published figures: block 16
@@ -63,11 +70,11 @@ def _rows(report: Report, workload: str, category: str) -> list[Row]:
 def _plain(report: ServerReport, row: Row) -> float:
     """The baseline's speed on the prompts of a row."""
     assert row.speed is not None and row.ratio is not None  # as _rows has seen to
-    if not report.replays:
-        return row.speed.median / row.ratio.median
     baseline = next(m.baseline for m in report.modes if m.name == row.mode)
     speeds = [r.speed for r in report.summary if (r.mode, r.category) == (baseline, row.category)]
-    return speeds[0].median if speeds and speeds[0] else row.speed.median / row.ratio.median
+    if row.counted == row.prompts and speeds and speeds[0]:
+        return speeds[0].median
+    return row.speed.median / row.ratio.median
 
 
 def _numbered(reports: Sequence[Report], made: Callable[[Report], Sequence[str]]) -> str | None:
@@ -132,17 +139,26 @@ def _part(family: str, *parts: str) -> Callable[[Sequence[Report]], str | None]:
             shown = []
             for shape in report.shapes:
                 found = [
-                    r.ms.median
+                    r.ms
                     for r in report.summary
                     if (r.shape, r.family) == (shape, family) and r.part in parts
                 ]
                 if found:
-                    shown.append(f"{sum(found):.3f} ms ({shape})")
+                    shown.append(f"{_sum_text(found, repeats_of(report))} ({shape})")
             return shown
 
         return _numbered(reports, of)
 
     return find
+
+
+def _sum_text(found: Sequence[Spread], repeats: int) -> str:
+    """Times added; what noise alone could give is said to be no figure."""
+    low, high = sum(s.min for s in found), sum(s.max for s in found)
+    if low <= 0:
+        return f"lost in noise: {low:.2f} to {high:.2f} ms"
+    median = sum(s.median for s in found)
+    return f"{spread_text(Spread(median=median, min=low, max=high), repeats, 3)} ms"
 
 
 FIGURES = (
@@ -189,6 +205,12 @@ def _settings(report: Report) -> str:
         parts.insert(0, f"T={', '.join(f'{t:g}' for t in heat)}; KV {', '.join(caches)}")
         if any(heat):
             parts.append("sampled modes are not in the table")
+    if isinstance(report, DraftReport):
+        asked = report.config
+        parts.insert(0, f"weights {asked.get('type')}; {asked.get('context')} tokens of context")
+        parts.append(f"{asked.get('threads')} threads")
+    if isinstance(report, ServerReport):
+        parts.append(f"up to {report.config.max_tokens} tokens")
     if is_quick(report):
         parts.append("--quick")
     return "; ".join(parts)

@@ -78,7 +78,7 @@ def run_all(
     flags = Flags(
         target=target,
         drafters=drafters,
-        caches=caches or ("q8_0",),
+        caches=caches or None,
         repeats=repeats,
         output=folder,
         quick=quick,

@@ -17,7 +17,7 @@ from dspine_bench.errors import BenchError
 from dspine_bench.modes import ModeSpec, expand, parse_sweep, remote
 from dspine_bench.progress import shown
 from dspine_bench.prompts import Conversation
-from dspine_bench.provenance import hardware, pair_files, provenance
+from dspine_bench.provenance import commit, hardware, pair_files, provenance
 from dspine_bench.runner import (
     Interleave,
     Result,
@@ -41,6 +41,7 @@ from dspine_bench.urls import unlike
 
 QUICK_TOKENS = {"tasks": 48, "depth": 32, "replay": 24}
 TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
+DEFAULT_CACHES = ("q8_0",)
 DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
 PROMPT_ROOM = 3072  # of the context beside what is generated
 BYTES_PER_TOKEN = 2  # at least, of prompts in most languages
@@ -66,7 +67,7 @@ class Flags:
     target: Path | None = None
     drafters: tuple[Path, ...] = ()
     sweep: str | None = None
-    caches: tuple[str, ...] = ("q8_0",)
+    caches: tuple[str, ...] | None = None
     temperatures: tuple[float, ...] = (0.0,)
     url: str | None = None
     url_baseline: str | None = None
@@ -77,7 +78,7 @@ class Flags:
     n_ctx: int | None = None
     interleave: Interleave | None = None
     server: Path | None = None
-    flash_attn: str = "on"
+    flash_attn: str | None = None
     extra: tuple[str, ...] = ()
     threads: int = 0
     output: Path = Path("bench-out")
@@ -103,19 +104,44 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
         if not path.is_file():
             raise BenchError(f"{path}: no such file")
     _check_extra(flags.extra)
+    caches = flags.caches or DEFAULT_CACHES
+    _check_caches(caches, flags.flash_attn)
     depths = parse_sweep(flags.sweep) if flags.sweep else ()
-    if depths:
-        _check_depths(max(depths), flags.drafters)
-    return expand(flags.drafters, depths, flags.caches, flags.temperatures)
+    own = {path: block - 1 for path in flags.drafters if (block := _block_size(path)) > 1}
+    for path, deepest in own.items():
+        if depths and max(depths) > deepest:  # the server would cut it without a word
+            raise BenchError(
+                f"--sweep n-draft={max(depths)}: {path.name} drafts at most {deepest} tokens "
+                "(its block size - 1)"
+            )
+    return expand(flags.drafters, depths, caches, flags.temperatures, own)
+
+
+def _check_caches(caches: Sequence[str], flash_attn: str | None) -> None:
+    """BenchError for quantized caches without flash attention, which llama.cpp does not have."""
+    from dspine._launch import FLOAT_TYPES
+
+    quantized = [cache for cache in caches if cache not in FLOAT_TYPES]
+    if flash_attn == "off" and quantized:
+        raise BenchError(
+            f"--flash-attn off: the caches cannot be {', '.join(quantized)}, expected --kv with "
+            f"one of {', '.join(FLOAT_TYPES)}"
+        )
+
+
+def _block_size(drafter: Path) -> int:
+    """0 where the file does not say."""
+    from dspine._headers import open_header
+
+    return open_header(str(drafter)).integer("dflash.block_size", 0)
 
 
 def _refuse_with_url(flags: Flags) -> None:
     """BenchError for what only a server that is started here would follow."""
-    default = Flags()
     given = {
         "--threads": flags.threads,
-        "--kv": flags.caches != default.caches,
-        "--flash-attn": flags.flash_attn != default.flash_attn,
+        "--kv": flags.caches,
+        "--flash-attn": flags.flash_attn,
         "--ctx-size": flags.n_ctx,
         "--flag": flags.extra,
         "--server": flags.server,
@@ -130,19 +156,6 @@ def _check_extra(extra: tuple[str, ...]) -> None:
         if instead := INSTEAD.get(setting):
             names = " or ".join(SPELLINGS[setting])
             raise BenchError(f"--flag {names}: the modes set it themselves; give {instead}")
-
-
-def _check_depths(deepest: int, drafters: tuple[Path, ...]) -> None:
-    """BenchError for a depth that the server would cut without a word."""
-    from dspine._headers import open_header
-
-    for path in drafters:
-        block = open_header(str(path)).integer("dflash.block_size", 0)
-        if block and deepest >= block:
-            raise BenchError(
-                f"--sweep n-draft={deepest}: {path.name} drafts at most {block - 1} tokens "
-                "(its block size - 1)"
-            )
 
 
 def tokens_of(flags: Flags, workload: str) -> int:
@@ -173,7 +186,7 @@ def settings_of(
         quick=flags.quick,
         interleave=interleave,
         extra=(*(("-t", str(flags.threads)) if flags.threads else ()), *flags.extra),
-        flash_attn=flags.flash_attn,
+        flash_attn=flags.flash_attn or "on",
         executable=flags.server,
         api_key=flags.api_key,
     )
@@ -188,12 +201,15 @@ def measure(
     folder as it was; raises Interrupted, which names the file.
     """
     machine, models = hardware(), pair_files(flags.target, flags.drafters)
+    state = commit(Path.cwd())  # what lies there now, whatever is changed while it runs
 
     def report(result: Result, repeats: int) -> ServerReport:
         named = described(modes, result)
         return ServerReport(
             schema_version=1,
-            provenance=provenance(result.build, own=flags.url is None and flags.server is None),
+            provenance=provenance(
+                result.build, own=flags.url is None, program=flags.server, state=state
+            ),
             hardware=machine,
             workload=workload.name,
             files=workload.files,
@@ -352,7 +368,11 @@ def run_replay(flags: Flags, conversations: Path | None = None, parallel: int = 
     talks, file = load_replay(conversations)
     if flags.quick and conversations is None:
         talks = talks[: max(parallel // 2, 1)]
-    parallel = min(parallel, len(talks))
+    if parallel > len(talks):
+        say(
+            f"dspine-bench: {len(talks)} at a time, not {parallel}: there are no more conversations"
+        )
+        parallel = len(talks)
     work = ReplayAll(talks, file, parallel, tokens_of(flags, "replay"))
     if flags.url is not None:
         say("dspine-bench: servers at a URL keep prompts from one repeat to the next")

@@ -63,7 +63,7 @@ class Result:
     replays: list[Replay] = field(default_factory=list)
     commands: dict[str, list[str]] = field(default_factory=dict)
     served: dict[str, str | None] = field(default_factory=dict)
-    builds: dict[str, str] = field(default_factory=dict)
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
     build: str = "unknown"
 
     def first(self, repeats: int) -> Result:
@@ -200,7 +200,8 @@ class Runner:
                 if other.server == mode.server:
                     self.result.commands[other.name] = _command(endpoint.server)
                     self.result.served[other.name] = endpoint.model if mode.url else None
-                    self.result.builds[other.name] = endpoint.build
+                    self.result.endpoints[other.name] = endpoint
+            _refuse_few_slots(mode, endpoint, self._settings.parallel)
             with _explained(mode):
                 if self._units is None:
                     self.result.build = endpoint.build
@@ -245,6 +246,8 @@ class Runner:
         fresh = self.result.samples[have:]
         if mode.name == mode.baseline:
             _refuse_drafts(mode, fresh)
+        elif unit is (self._units or [unit])[-1]:
+            _refuse_idle(mode, [s for s in self.result.samples if s.mode == mode.name])
         self._compared[mode.name] = fresh[0].compared
         _refuse_other_kind(mode, self._compared)
         self._done += 1
@@ -261,6 +264,26 @@ def _refuse_drafts(mode: ModeSpec, samples: Sequence[Sample]) -> None:
         )
 
 
+def _refuse_idle(mode: ModeSpec, samples: Sequence[Sample]) -> None:
+    """A drafter that never drafts would be reported as one that gains nothing."""
+    long = [sample for sample in samples if sample.tokens > 2]  # shorter ones need no draft
+    if long and not any(sample.drafted for sample in samples):
+        who = f"--url {public_url(mode.url)}" if mode.url else mode.name
+        raise BenchError(
+            f"{who}: no drafted token in {len(long)} answers (timings.draft_n), expected a server "
+            "with a drafter"
+        )
+
+
+def _refuse_few_slots(mode: ModeSpec, endpoint: Endpoint, parallel: int) -> None:
+    """Requests that wait for each other are not `parallel` at a time."""
+    if mode.url is not None and endpoint.slots is not None and endpoint.slots < parallel:
+        raise BenchError(
+            f"{mode.name}: {public_url(mode.url)} has {endpoint.slots} slots, expected {parallel}: "
+            f"start it with -np {parallel}, or give --parallel {endpoint.slots}"
+        )
+
+
 def _refuse_other_kind(mode: ModeSpec, compared: Mapping[str, str]) -> None:
     """Ids are compared with ids, and text with text."""
     kinds = {name: compared.get(name) for name in (mode.baseline, mode.name)}
@@ -274,21 +297,24 @@ def _refuse_other_kind(mode: ModeSpec, compared: Mapping[str, str]) -> None:
 
 def described(modes: Sequence[ModeSpec], result: Result) -> list[Mode]:
     """The modes as the report names them."""
-    return [
-        Mode(
-            name=mode.name,
-            baseline=mode.baseline,
-            drafter=mode.drafter.name if mode.drafter else None,
-            n_draft=mode.n_draft,
-            cache_type=mode.cache_type,
-            temperature=mode.temperature,
-            url=None if mode.url is None else public_url(mode.url),
-            command=result.commands.get(mode.name, []),
-            model=result.served.get(mode.name),
-            build=result.builds.get(mode.name),
-        )
-        for mode in modes
-    ]
+    return [_described(mode, result, result.endpoints[mode.name]) for mode in modes]
+
+
+def _described(mode: ModeSpec, result: Result, endpoint: Endpoint) -> Mode:
+    return Mode(
+        name=mode.name,
+        baseline=mode.baseline,
+        drafter=mode.drafter.name if mode.drafter else None,
+        n_draft=mode.n_draft,
+        cache_type=mode.cache_type,
+        temperature=mode.temperature,
+        url=None if mode.url is None else public_url(mode.url),
+        command=result.commands[mode.name],
+        model=result.served[mode.name],
+        build=endpoint.build,
+        slots=endpoint.slots,
+        slot_context=endpoint.slot_context,
+    )
 
 
 def choose_interleave(target: Path | None, modes: Sequence[ModeSpec]) -> Interleave:

@@ -49,7 +49,8 @@ class Provenance(Strict):
     """Who made this, with what.
 
     `dirty`: the checkout had changes that no commit has. `binaries`: SHA-256 of the native build,
-    which may be of another commit than the checkout; None where it is not ours.
+    which may be of another commit than the checkout, or of the program that --server named; None
+    of servers at a URL.
     """
 
     command: list[str]
@@ -119,9 +120,10 @@ class Config(Strict):
 class Mode(Strict):
     """One way to decode; `baseline` names the mode that it is compared with, itself if plain.
 
-    `n_draft` is None for the drafter's own depth, 0 without a drafter. `model` is the file that a
-    server at a URL says it has loaded, None where it does not say; `build` is what the mode's
-    server calls itself, None in older files.
+    `n_draft` is None where the server chose the depth, 0 without a drafter. `model` is the file
+    that a server at a URL says it has loaded, None where it does not say; `build` is what the
+    mode's server calls itself, None in older files. `slots` and `slot_context` are how many
+    requests it works on at a time and the tokens that each may fill, None where it does not say.
     """
 
     name: str
@@ -134,6 +136,8 @@ class Mode(Strict):
     command: list[str]
     model: str | None = None
     build: str | None = None
+    slots: Count | None = None
+    slot_context: Count | None = None
 
 
 class Sample(Strict):

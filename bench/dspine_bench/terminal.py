@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dspine_bench.compare import Difference
 from dspine_bench.schema import (
+    MIN_REPEATS,
     ConvertReport,
     DraftReport,
     DraftRow,
@@ -102,7 +103,7 @@ def _server_cells(row: Row, repeats: int) -> list[str]:
 def _server_table(report: ServerReport) -> Table:
     names = [m.name for m in report.models] or [m.url for m in report.modes if m.url]
     title = f"{report.workload}: {', '.join(dict.fromkeys(names))}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", caption=asked_text(report))
     ratio = ratio_head(report.config.repeats)
     for name in ("", "mode", "tok/s", ratio, "mean len", "accepted", "same text"):
         table.add_column(name, justify="left" if name in ("", "mode") else "right")
@@ -143,7 +144,8 @@ def draft_parts(rows: Sequence[DraftRow], shape: str) -> dict[str, dict[str, Dra
 
 def _draft_table(report: DraftReport, shape: str) -> Table:
     families = list(dict.fromkeys(case.family for case in report.cases if case.shape == shape))
-    table = Table(title=f"One round by part, shape {shape}, milliseconds", title_justify="left")
+    title = f"One round by part, shape {shape}, milliseconds"
+    table = Table(title=title, title_justify="left", caption=asked_text(report))
     table.add_column("part")
     for family in families:
         table.add_column(family, justify="right")
@@ -170,6 +172,20 @@ def is_quick(report: Report) -> bool:
     if isinstance(report, ServerReport):
         return report.config.quick
     return bool(report.config.get("quick"))
+
+
+def asked_text(report: Report) -> str:
+    """How much was measured, for below a table."""
+    repeats = repeats_of(report)
+    parts = [counted(repeats, "repeat")]
+    if isinstance(report, ServerReport):
+        prompts = len({sample.prompt for sample in report.samples})
+        parts += [counted(prompts, "prompt"), f"up to {report.config.max_tokens} tokens"]
+    if is_quick(report):
+        parts.append("--quick")
+    if repeats < MIN_REPEATS:
+        parts.append(f"too few to publish, which takes {MIN_REPEATS} repeats")
+    return "; ".join(parts)
 
 
 def _width_table(report: DraftReport, shape: str) -> Table:

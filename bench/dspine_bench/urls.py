@@ -43,12 +43,18 @@ def far_servers(report: Report) -> frozenset[tuple[bool, str | None]]:
 
 
 def unlike(modes: Sequence[Mode]) -> list[str]:
-    """A line each where builds or models differ: the ratio is then not the drafter's alone."""
-    builds = {m.name: m.build for m in modes if m.build and m.build != "unknown"}
-    models = {m.name: m.model for m in modes if m.model}
+    """A line each for what differs but the drafter: the ratio is then not the drafter's alone."""
+    builds = {m.name: m.build for m in modes if m.build != "unknown"}
+    found: dict[str, dict[str, str | int | None]] = {
+        "builds": {**builds},
+        "models": {m.name: m.model for m in modes},
+        "slots": {m.name: m.slots for m in modes},
+        "contexts of a slot": {m.name: m.slot_context for m in modes},
+    }
+    known = {what: {m: v for m, v in of.items() if v is not None} for what, of in found.items()}
     return [
         f"the modes' {what} differ, and ratios with them: "
-        + ", ".join(f"{name} {value}" for name, value in found.items())
-        for what, found in (("builds", builds), ("models", models))
-        if len(set(found.values())) > 1
+        + ", ".join(f"{name} {value}" for name, value in values.items())
+        for what, values in known.items()
+        if len(set(values.values())) > 1
     ]

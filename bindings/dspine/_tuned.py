@@ -1,7 +1,8 @@
 """The drafting depth that was measured to be best for a pair of files on this machine.
 
-One JSON file below the user's configuration directory. A pair is known by the size and the first
-megabyte of its files, which holds their metadata, so that it may be moved or renamed. A depth holds
+One JSON file below the user's configuration directory. A pair is known by the size, the first and
+the last megabyte of its files, which hold metadata and weights, so that it may be moved or renamed
+while a drafter that was trained again is another one. A depth holds
 for one type of all caches, as other types take other time.
 """
 
@@ -26,7 +27,7 @@ from dspine._errors import DspineError, InvalidError
 # Format 1 did not tell cache types apart and may have been measured with flags of the user's: it is
 # ignored, as nothing in it says for which server a depth holds.
 FORMAT_VERSION = 2
-HEAD_BYTES = 1 << 20
+END_BYTES = 1 << 20  # at both ends of a file
 
 # Not Python's warnings, which would show a line of this file: it is not the caller's fault.
 _log = logging.getLogger("dspine")
@@ -115,9 +116,12 @@ def machine() -> str:
 def _key(target: Path, draft: Path, cache_type: str) -> str:
     total = hashlib.sha256(f"{machine()}\0{cache_type}".encode())
     for path in (target, draft):
+        size = path.stat().st_size
         with path.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
-        total.update(f"\0{path.stat().st_size}\0".encode() + hashlib.sha256(head).digest())
+            ends = stream.read(END_BYTES)
+            stream.seek(max(size - END_BYTES, 0))
+            ends += stream.read(END_BYTES)
+        total.update(f"\0{size}\0".encode() + hashlib.sha256(ends).digest())
     return total.hexdigest()
 
 

@@ -155,11 +155,16 @@ def test_modes() -> None:
     assert [m.name for m in expand([Path("a/d.gguf"), Path("b/d.gguf")])][1:] == ["a/d", "b/d"]
     with pytest.raises(BenchError, match="same name"):
         expand([one, one])
+    own = expand([one, two], own={one: 15})
+    assert [(m.name, m.n_draft) for m in own[1:]] == [("one", 15), ("two", None)]
+    assert expand([one], [3], own={one: 15})[1].n_draft == 3
 
 
 def test_remote_modes() -> None:
     plain, server = remote("http://a:1", "http://b:2")
     assert plain.url == "http://b:2" and server.baseline == plain.name
+    with pytest.raises(BenchError, match="--url-baseline b:2: expected http"):
+        remote("http://a:1", "b:2")
 
 
 @pytest.mark.parametrize("text", ["", "n-draft", "n-draft=", "n-draft=a", "p-min=1", "n-draft=0,2"])

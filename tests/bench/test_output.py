@@ -27,6 +27,7 @@ from dspine_bench.schema import (
     DraftSample,
     Replay,
     ServerReport,
+    Spread,
     load,
     save,
 )
@@ -218,7 +219,9 @@ def test_readme_figures(report: ServerReport, tmp_path: Path) -> None:
     before = figures.render(tmp_path)
     save(report, tmp_path / "tasks.json")
     after = figures.render(tmp_path)
-    assert after != before and "| code | 2.54 | 2.00" in after and "A processor, 2 cores" in after
+    assert (
+        after != before and "| code | 2 | 2.54 | 2.00" in after and "A processor, 2 cores" in after
+    )
     readme = tmp_path / "README.md"
     readme.write_text(f"a\n{figures.BEGIN}\nold\n{figures.END}\nb\n")
     figures.main(check=False, readme=readme, results=tmp_path)
@@ -254,7 +257,8 @@ def test_readme_figures_of_a_replay(report: ServerReport, tmp_path: Path) -> Non
         shutil.copy(ROOT / "bench" / "results" / name, tmp_path / name)
     save(replayed(report), tmp_path / "replay.json")
     text = " ".join(figures.render(tmp_path).split())
-    assert "3 requests, 7 drafts a round: all tokens over the wall time not reported" in text
+    said = "3 requests of up to 100 tokens, 7 drafts a round: all tokens over the wall time not"
+    assert f"{said} reported" in text
     assert "time of single requests 1.98 (1.98-1.99) over 2 of 3 prompts; 2.54 tokens" in text
 
 
@@ -329,8 +333,9 @@ def test_readme_figures_of_every_result(
     save(draft, tmp_path / "draft.json")
     text = figures.render(tmp_path)
     assert "- By draft depth" in text and "7: 2.00" in text
-    assert "prompts, 7 drafts a round: Q4_K_M: 2.00 (1.99-2.00), 2.54 tokens a round." in text
-    assert "caches, 7 drafts a round: q8_0: 2.00" in text and "their lengths): 0: 2.00" in text
+    asked = "7 drafts a round, over 3 prompts with answers of up to 100 tokens"
+    assert f"drafter, {asked}: Q4_K_M: 2.00 (1.99-2.00), 2.54 tokens a round." in text
+    assert f"caches, {asked}: q8_0: 2.00" in text and "their lengths): 0: 2.00" in text
     graphs = "shape small: DSpine 2.10, DFlash 1.50, DFlash2 2.50, DSpark 2.40"
     assert f"The graph alone: {graphs}. With" in text
     assert "not timed for DFlash2: shape small: DSpine 2.50, DFlash 2.50, DSpark 2.50." in text
@@ -433,6 +438,53 @@ def test_every_mode_is_in_the_legend(report: ServerReport, monkeypatch: pytest.M
     plots._pyplot().close(figure)
 
 
+def test_a_png_says_what_it_is(report: ServerReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Title and caption are in the file that is passed on alone; the page has its own."""
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(plots, "_say_what_it_is", lambda _, *words: said.append(words))
+    without = plots.speed_by_task(report)
+    monkeypatch.undo()
+    drawn = plots.speed_by_task(report)
+    assert drawn is not None and without is not None
+    assert said == [(drawn.title, drawn.caption)] and "5 repeats" in drawn.caption
+    assert drawn.svg == without.svg
+    high, higher = (int.from_bytes(plot.png[20:24], "big") for plot in (without, drawn))
+    assert higher > high + 160 * plots.TITLE_HEIGHT
+
+
+def test_a_sweep_has_a_curve_for_every_cache(
+    report: ServerReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curves: dict[str, list[int]] = {}
+
+    def keep(_axes: Any, points: Any, _report: Any, _colour: str, label: str) -> None:
+        curves[label] = [depth for depth, _ in points]
+
+    monkeypatch.setattr(plots, "_with_ends", keep)
+    monkeypatch.setattr(plots, "_legend", lambda *_: None)
+    depths = {f"d n={n} {kind}": n for kind in ("q8_0", "f16") for n in (15, 3)}
+    assert plots.sweep_curve(swept(report, depths)) is not None
+    assert curves == {"d q8_0": [3, 15], "d f16": [3, 15]}
+
+
+def test_what_noise_alone_could_give_is_no_figure(draft: DraftReport) -> None:
+    """A difference of graphs that is not above zero in every repeat."""
+    figure = next(f for f in published.FIGURES if f.what == "five injections")
+    shown = figure.find([draft])
+    assert shown and re.fullmatch(r"\[1\] 0\.\d+ \(0\.\d+-0\.\d+\) ms \(small\)", shown)
+    rows = [
+        r.model_copy(update={"ms": Spread(median=-0.1, min=-0.5, max=0.75)})
+        if r.part == "adjacent injection"
+        else r
+        for r in draft.summary
+    ]
+    noisy = draft.model_copy(update={"summary": rows})
+    assert figure.find([noisy]) == "[1] lost in noise: -0.50 to 0.75 ms (small)"
+    all_found = {one.what: one for one in compare(draft, noisy)}
+    found = all_found["small, dspine, adjacent injection: ms"]
+    assert found.change is None and not found.worse(0.1, either_way=True)
+
+
 def test_a_closed_pipe_is_quiet(report: ServerReport, tmp_path: Path) -> None:
     save(report, tmp_path / "a.json")
     code = "import sys; from dspine_bench.cli import main; sys.exit(main())"
@@ -486,7 +538,8 @@ def test_table_marks_what_was_measured(
     save(chat, tmp_path / "b.json")
     assert main(["table", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
     shown = capsys.readouterr().out
-    assert "[2] T=0; KV q8_0; 1 repeat; --quick" in published._heading([report, chat])
+    said = "[2] T=0; KV q8_0; 1 repeat; up to 100 tokens; --quick"
+    assert said in published._heading([report, chat])
     assert "measured here" in shown and "[2] T=0;" in shown
     assert re.search(r"b\.json tasks: T=0", shown)
     assert [name for name, _ in published._others([chat])] == ["chat"]

@@ -77,7 +77,16 @@ def test_ids_are_not_compared_with_text(
 
 
 @pytest.mark.parametrize(
-    "words", [["--kv", "f16"], ["-fa", "off"], ["--flag=-t"], ["--server", "x"], ["-c", "77"]]
+    "words",
+    [
+        ["--kv", "f16"],
+        ["--kv", "q8_0"],
+        ["-fa", "off"],
+        ["-fa", "on"],
+        ["--flag=-t"],
+        ["--server", "x"],
+        ["-c", "77"],
+    ],
 )
 def test_what_only_an_own_server_follows_is_refused(
     pair: Pair, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -95,6 +104,38 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_measured(
     said = capsys.readouterr().err
     assert "expected at most 11" in said and "-c" in said
     assert not any(path == "/completion" for server in pair for path, _ in server.requests)
+
+
+def test_a_server_that_never_drafts_is_no_drafter(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[1].drafts = False
+    assert run(pair, tmp_path, "--quick", "-n", "8") == 1
+    said = capsys.readouterr().err
+    assert f"--url {pair[1].url}: no drafted token in 8 answers" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_replay_needs_its_slots(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair[0].slots, pair[1].slots = 4, 1
+    assert run(pair, tmp_path, "--quick", "-n", "8", command="replay") == 1
+    assert f"{pair[1].url} has 1 slots, expected 4: start it with -np 4" in capsys.readouterr().err
+    assert run(pair, tmp_path, "--quick", "-n", "8", "-np", "1", command="replay") == 0
+    modes = result(tmp_path, "replay").modes
+    assert [mode.slots for mode in modes] == [4, 1]
+    said = "the modes' slots differ, and ratios with them: plain 4, server 1"
+    assert said in capsys.readouterr().err
+
+
+def test_conversations_at_a_time_are_no_more_than_there_are(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(pair, tmp_path, "--quick", "-n", "8", "-np", "500", command="replay") == 0
+    report = result(tmp_path, "replay")
+    said = f"{report.config.parallel} at a time, not 500: there are no more conversations"
+    assert said in capsys.readouterr().err
 
 
 def test_each_server_has_its_build_and_model(

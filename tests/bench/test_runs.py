@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -338,8 +339,20 @@ def test_a_depth_that_the_drafter_has_not(
     files = ["tasks", "-m", str(pair.target), "-md", str(pair.draft), "-o", str(tmp_path / "out")]
     assert main([*files, "--sweep", "n-draft=3,999"]) == 1
     assert "--sweep n-draft=999: draft.gguf drafts at most 7 tokens" in capsys.readouterr().err
-    modes = modes_of(Flags(target=pair.target, drafters=(pair.draft,), sweep="n-draft=7"))
-    assert modes[-1].n_draft == 7
+    flags = Flags(target=pair.target, drafters=(pair.draft,), sweep="n-draft=3")
+    assert modes_of(flags)[-1].n_draft == 3
+    own = modes_of(replace(flags, sweep=None))[-1]
+    assert (own.name, own.n_draft) == ("draft", 7), "its own depth is in the result"
+
+
+def test_quantized_caches_need_flash_attention() -> None:
+    """llama.cpp has none for V without it, and dspine would leave them f16."""
+    here = Path(__file__)
+    flags = Flags(target=here, drafters=(here,), flash_attn="off")
+    with pytest.raises(BenchError, match="--flash-attn off: the caches cannot be q8_0, expected"):
+        modes_of(flags)
+    with pytest.raises(BenchError, match="cannot be q4_0, expected --kv with one of f32, f16"):
+        modes_of(replace(flags, caches=("f16", "q4_0")))
 
 
 def test_a_depth_that_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

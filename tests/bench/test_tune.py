@@ -15,7 +15,7 @@ from support.golden import GOLDEN
 
 
 def point(depth: int, ratio: float, differing: int = 0) -> Point:
-    return Point(depth, 10 * ratio, ratio, ratio * 0.9, ratio * 1.1, 1.0 + depth / 4, differing)
+    return Point(depth, 10 * ratio, ratio, ratio * 0.98, ratio * 1.1, 1.0 + depth / 4, differing)
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,21 @@ def point(depth: int, ratio: float, differing: int = 0) -> Point:
         ([(2, 1.2), (7, 1.8), (15, 1.5)], 7),
         ([(2, 0.9), (7, 0.7), (15, 0.4)], 0),  # never slower than plain decoding
         ([(2, 1.001), (7, 0.7)], 0),  # a gain that is noise is none
+        ([(2, 1.019), (7, 0.7)], 0),  # not in every repeat
         ([(2, 1.1), (7, 1.105)], 2),  # as good, and needs less memory
         ([], 0),
     ],
 )
 def test_choice(points: list[tuple[int, float]], chosen: int) -> None:
     assert choose([point(PLAIN, 1.0), *(point(d, r) for d, r in points)]) == chosen
+
+
+def test_a_gain_that_is_not_in_every_repeat_is_named(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_tune, "measure", lambda *_, **__: [point(0, 1.0), point(7, 1.015)])
+    assert main(measured) == 0
+    assert "No depth beat plain decoding in every repeat" in capsys.readouterr().out
 
 
 def test_other_text_is_not_chosen() -> None:
@@ -65,21 +74,29 @@ def test_depths() -> None:
             depths_for(16, [wrong])
 
 
+def _contents(path: Path) -> list[str]:
+    return [prompt.messages[0]["content"] for prompt in read_prompts(path)]
+
+
 def test_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("One.\n\n  Two. \n")
-    assert [p[0]["content"] for p in read_prompts(path)] == ["One.", "Two."]
+    assert _contents(path) == ["One.", "Two."]
     path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
-    assert [p[0]["content"] for p in read_prompts(path)] == ["a", "b"]
+    assert _contents(path) == ["a", "b"]
     path.write_bytes('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n'.encode())
-    assert [p[0]["content"] for p in read_prompts(path)] == ["a\u2028b", "c"]
+    assert _contents(path) == ["a\u2028b", "c"]
     path.write_bytes("a\u2028b\r\nc\r\n".encode())
-    assert [p[0]["content"] for p in read_prompts(path)] == ["a\u2028b", "c"]
+    assert _contents(path) == ["a\u2028b", "c"]
+    path.write_text('{"messages": [{"role": "user", "content": "b"}], "tools": [{"a": 1}]}')
+    assert read_prompts(path)[0].tools == [{"a": 1}]
     for text, said in (
         ("\n", "no prompt"),
         ('{"prompt": "a"}\n{\n', r"prompts.txt:2: no JSON"),
         ('{"x": 1}', r"prompts.txt:1: expected"),
         ('{"messages": [1]}', r"prompts.txt:1: a message"),
+        ('{"messages": [{"role": "user"}], "tools": [1]}', r"prompts.txt:1: tools"),
+        ('[{"prompt": "a"}]', r"prompts.txt: a JSON array, expected JSON lines"),
     ):
         path.write_text(text)
         with pytest.raises(InvalidError, match=said):

@@ -116,7 +116,8 @@ class FakeServer:
         drafts: whether its timings claim a drafter that accepts half of what it drafts.
         shift: added to every id, for a server that answers otherwise.
         message: fields of every chat message beside its text.
-        n_ctx: the context of a request that it tells, None if it does not.
+        n_ctx, slots: the context of a request, and how many it works on at a time, None where it
+            does not tell.
         build, model: what it calls itself, and the path that it has loaded.
         connections: how often it was connected to.
     """
@@ -129,6 +130,7 @@ class FakeServer:
         self.template_thinks = False
         self.message: dict[str, Any] = {}
         self.n_ctx: int | None = None
+        self.slots: int | None = None
         self.build, self.model = "b1-abcdef012-fake", ""
         self.gives_ids, self.connections = True, 0
         self.accepted = [0, 0]
@@ -181,7 +183,8 @@ class FakeServer:
             self.send(handler, "\n".join(lines))
         else:
             props = {"build_info": self.build, "model_path": self.model, "chat_template_caps": {}}
-            self.send(handler, props | {"default_generation_settings": {"n_ctx": self.n_ctx}})
+            props |= {"default_generation_settings": {"n_ctx": self.n_ctx}}
+            self.send(handler, props | {"total_slots": self.slots})
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))

@@ -204,5 +204,12 @@ def _print_curve(points: list[Point], best: int | None) -> None:
     if best:
         typer.echo(f"{best} tokens a round are fastest here.")
     elif best is not None:
-        tried = ", ".join(str(point.depth) for point in points if point.depth)
-        typer.echo(f"Plain decoding is fastest here; tried: {tried}. Nothing will be drafted.")
+        drafted = [point for point in points if point.depth]
+        tried = ", ".join(str(point.depth) for point in drafted)
+        if any(point.ratio > 1 and not point.differing for point in drafted):
+            typer.echo(
+                f"No depth beat plain decoding in every repeat; tried: {tried}. Nothing will be "
+                "drafted; more --repeats would tell more."
+            )
+        else:
+            typer.echo(f"Plain decoding is fastest here; tried: {tried}. Nothing will be drafted.")
