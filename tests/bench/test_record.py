@@ -95,6 +95,25 @@ def test_what_is_there_is_not_measured_again(measured: Callable[..., list[str]])
     assert main(["record", "-q", "--repeats", "6", "tasks"]) == 0 and ran[3:] == ["tasks"]
 
 
+def test_a_part_of_short_requests_has_more_repeats(
+    measured: Callable[..., list[str]], report: ServerReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five for the one that is asked for; and a result that has them is not measured again."""
+    measured()
+    asked: list[int] = []
+
+    def measure(pair: Pair) -> ServerReport:
+        asked.append(pair.repeats)
+        head, dirty = commit(Path.cwd())
+        made = report.provenance.model_copy(update={"commit": head, "dirty": dirty})
+        return report.model_copy(update={"provenance": made})
+
+    monkeypatch.setattr(record, "PARTS", (Part("sweep", "", 60, 60, measure, times=5),))
+    for _ in range(2):
+        assert main(["record", "-q", "--repeats", "1"]) == 0
+    assert asked == [5]
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_other_code_is_measured_anew(
     committed: bool, measured: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
