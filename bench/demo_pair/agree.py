@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,9 @@ def main() -> None:
     )
     found: list[Any] = []
     with Pair(args.target, args.draft, options) as pair, torch.inference_mode():
-        for text in islice(texts_of(args.held_out / "texts.jsonl"), args.texts):
+        texts = list(texts_of(args.held_out / "texts.jsonl"))
+        apart = max(len(texts) // args.texts, 1)  # they are sorted by category
+        for text in texts[::apart][: args.texts]:
             found += rounds_of(pair, drafter, embed, text, args.each)
     # JSON has no infinity: null stands for "not among PyTorch's candidates".
     gaps = [gap if gap < float("inf") else None for gap in found if gap is not None]

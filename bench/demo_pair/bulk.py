@@ -43,6 +43,7 @@ QUESTION_LIMIT = 64
 DROP_EVERY = 8  # steps between two looks at who is done
 GROW = 64  # positions that the cache grows by
 T = TypeVar("T")
+PROGRESS = "progress.json"  # waves that stand whole, and their sequences
 ASKED = 32  # prompts that are tokenized at a time
 PREFILL = 16  # sequences in one pass over their prompts
 # What stands between question and answer in the chat format: <|im_end|>\n<|im_start|>assistant\n
@@ -201,13 +202,23 @@ def waves(starts: list[Start], pool: int, batch: int) -> Iterator[list[Start]]:
 
 def resume(out: Path) -> int:
     """Number of waves that stand whole in the folder; what an interrupted one left is cut off."""
-    progress = out / "progress.json"
+    texts, index, progress = (out / name for name in ("texts.jsonl", "index.jsonl", PROGRESS))
+    if index.exists() and not texts.exists():
+        raise SystemExit(f"{out}: holds what `bulk.py read` found, expected an empty folder")
     done, sequences = json.loads(progress.read_text()) if progress.exists() else (0, 0)
-    for name in ("texts.jsonl", "index.jsonl"):
-        path = out / name
+    for path in (texts, index):
         lines = path.read_text(encoding="utf-8").splitlines(True) if path.exists() else []
-        path.write_text("".join(lines[:sequences]), encoding="utf-8")
+        if len(lines) < sequences:
+            raise SystemExit(f"{path}: {len(lines)} lines, {PROGRESS} tells of {sequences}")
+        replace_text(path, "".join(lines[:sequences]))
     return int(done)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """In one step, whatever interrupts it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def write(args: argparse.Namespace) -> None:
@@ -229,7 +240,7 @@ def write(args: argparse.Namespace) -> None:
                 if tuple(text.prompt) not in forbidden and len(text.continuation) > 2:
                     out.write(json.dumps(asdict(text)) + "\n")
                     store.append(text, arrays)
-        (args.out / "progress.json").write_text(json.dumps([number + 1, store.sequences]))
+        replace_text(args.out / PROGRESS, json.dumps([number + 1, store.sequences]))
         spoken = sum(len(s.tokens) - s.answer_at for s in wave.slots)
         rate = spoken / (time.monotonic() - began)
         note(f"wave {number + 1}: {spoken} new tokens, {rate:.0f} a second")

@@ -88,16 +88,20 @@ async def say(args: argparse.Namespace) -> None:
         todo = [Request(prompt, False, 0) for prompt in held_out()][done:]
     else:
         todo = list(requests_for(args.count, args.seed))[done:]
-    queue = iter(todo)
-    total = 0
+    queue = iter(enumerate(todo))
+    finished: dict[int, Text] = {}  # of which an earlier one is still missing
+    written = total = 0
     with path.open("a", encoding="utf-8") as out:
         async with httpx.AsyncClient(base_url=args.server, timeout=3600) as client:
 
             async def worker() -> None:
-                nonlocal total
-                for request in queue:
+                nonlocal total, written
+                for number, request in queue:
                     text = await ask(client, request, args.n_predict)
-                    out.write(json.dumps(asdict(text)) + "\n")
+                    finished[number] = text
+                    while written in finished:  # in order, so that a run can be taken up
+                        out.write(json.dumps(asdict(finished.pop(written))) + "\n")
+                        written += 1
                     out.flush()
                     total += len(text.continuation)
                     if (total // 1000) % 5 == 0:

@@ -55,6 +55,11 @@ class Part:
     finals: npt.NDArray[np.float16] | None  # of bulk.py; only to train on
 
 
+def draw_anchors(rng: np.random.Generator, start: int, end: int, n: int) -> npt.NDArray[np.int64]:
+    """n positions from `start` up to `end`, in order; one twice only where there are too few."""
+    return np.sort(start + rng.choice(end - start, n, replace=end - start < n))
+
+
 def open_part(folder: Path, width: int, with_finals: bool) -> Part:
     def view(name: str, dtype: Any, columns: int) -> Any:
         flat = np.memmap(folder / f"{name}.bin", dtype, "r")
@@ -102,7 +107,7 @@ class Corpus:
     def sample(self, rng: np.random.Generator, b: int, n: int, rows: int) -> Batch:
         """b sequences, longer ones more often; n blocks each, in the target's own text."""
         chosen = [self.sequences[i] for i in rng.choice(len(self.sequences), b, p=self.weights)]
-        anchors = np.stack([np.sort(rng.integers(s.prompt, s.length - 1, n)) for s in chosen])
+        anchors = np.stack([draw_anchors(rng, s.prompt, s.length - 1, n) for s in chosen])
         return self.batch(chosen, anchors, rows)
 
     def batch(self, chosen: list[Sequence], anchors: npt.NDArray[np.int64], rows: int) -> Batch:

@@ -30,17 +30,22 @@ from demo_pair.evaluate import SAMPLED
 from demo_pair.texts import texts_of
 
 TOP_K, TOP_P = SAMPLED["top_k"], SAMPLED["top_p"]
-N_PREDICT = 4  # the certain token, the tested one, and room for a draft of two
+# The certain token, the tested one, and one more: the only draft is of the tested token.
+N_PREDICT = 3
+ENDS = {0, 2}  # <|endoftext|> and <|im_end|>, which ignore_eos bans
+LEAST_ACCEPTED = 0.9  # of the samples that are the drafted token
 LEAST_EXPECTED = 5  # samples of a cell, the usual rule; rarer tokens are counted together
 
 
 @dataclass(frozen=True)
 class Place:
-    """Prompt ids up to the certain token, and the distribution of the token after it."""
+    """Prompt ids up to the certain token, the distribution of the token after it, and the one
+    that the drafter drafts there."""
 
     prompt: list[int]
     certain: int
     expected: dict[int, float]
+    drafted: int
 
 
 def kept(logits: npt.NDArray[np.float32]) -> dict[int, float]:
@@ -66,10 +71,12 @@ def find_place(target: Path, draft: Path, texts: Path) -> Place:
                 certain, after = kept(logits[at - 1]), kept(logits[at])
                 if len(certain) > 1 or tokens[at] not in certain or len(after) < 5:
                     continue
+                if ENDS & {tokens[at], *after}:
+                    continue
                 pair.truncate(0, at)
                 drafted = int(pair.draft(0, tokens[at], at)[0])
                 if 0.2 < after.get(drafted, 0.0) < 0.8:
-                    return Place(tokens[:at], tokens[at], after)
+                    return Place(tokens[:at], tokens[at], after, drafted)
                 pair.target_decode(0, tokens[at:], at)
     raise SystemExit(f"{texts}: no fitting place in these texts")
 
@@ -113,6 +120,16 @@ def compare(seen: Counter[int], expected: dict[int, float]) -> dict[str, Any]:
     }
 
 
+def verified(hits: int, drafted: int) -> dict[str, int]:
+    """Counts for the report; SystemExit where samples of the drafted token were not drafted."""
+    if not drafted or hits < LEAST_ACCEPTED * drafted:
+        raise SystemExit(
+            f"{hits} accepted drafts in {drafted} samples of the drafted token: too few of them "
+            "went through a verification for the test to say anything"
+        )
+    return {"drafted_token_samples": drafted, "accepted_drafts": hits}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", type=Path, required=True)
@@ -133,7 +150,7 @@ def main() -> None:
         plain_server(args.target, args.draft, flags, Path(folder) / "log", args.server) as server,
     ):
         seen, hits = sample(server, place, args.samples, slots)
-    report |= compare(seen, place.expected) | {"rounds_with_accepted": hits}
+    report |= compare(seen, place.expected) | verified(hits, seen[place.drafted])
     args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     sys.stderr.write(f"p = {report['p_value']} over {report['samples']} samples\n")
 

@@ -97,11 +97,11 @@ def prompt_ids(server: Server, prompt: Prompt) -> list[int]:
 
 
 def first_difference(left: list[int], right: list[int]) -> int | None:
-    """Index of the first differing token; None where one is the other's beginning or equal."""
+    """Index of the first differing token, which one of them may lack; None where they are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
-    return None
+    return None if len(left) == len(right) else min(len(left), len(right))
 
 
 def margin(server: Server, ids: list[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from gguf.quants import dequantize
 from torch import Tensor
+
+TYPE_ENV = "DSPINE_TRAIN_TYPE"
 
 
 def load_target(path: Path) -> dict[str, Tensor]:
@@ -26,7 +29,11 @@ def quicker_type() -> torch.dtype:
     """bfloat16 where this CPU multiplies it faster than float32, as those with AMX do.
 
     Measured, not looked up: without instructions for it, bf16 products take several times as long.
+    The variable DSPINE_TRAIN_TYPE holds the answer where it was found already.
     """
+    if given := os.environ.get(TYPE_ENV):
+        found: torch.dtype = getattr(torch, given)
+        return found
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         rows, weight = torch.ones(256, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)

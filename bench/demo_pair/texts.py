@@ -31,13 +31,14 @@ def texts_of(path: Path) -> Iterator[Text]:
 
 
 def pack(path: Path, texts: Iterable[Text]) -> int:
-    """Write texts to a numpy archive, token ids as 16 bits; returns the number of tokens."""
+    """Write texts to a numpy archive (.npz), token ids as 16 bits; returns the number of tokens."""
     listed = list(texts)
     names = sorted({text.category for text in listed})
     tokens = [np.array(text.prompt + text.continuation, np.uint16) for text in listed]
     flat = np.concatenate(tokens)
+    temporary = path.with_suffix(".part.npz")
     np.savez_compressed(
-        path,
+        temporary,
         tokens=flat,
         lengths=np.array([len(some) for some in tokens], np.uint16),
         prompts=np.array([len(text.prompt) for text in listed], np.uint16),
@@ -45,6 +46,7 @@ def pack(path: Path, texts: Iterable[Text]) -> int:
         categories=np.array([names.index(text.category) for text in listed], np.uint8),
         names=np.array(names),
     )
+    temporary.replace(path)
     return len(flat)
 
 

@@ -251,6 +251,10 @@ def test_what_write_keeps_is_what_read_finds(tmp_path: Path) -> None:
         assert apart.max() < 0.1, name
     best = [written(folder, "top_ids", np.int32, TOP)[:, 0] for folder in folders]
     assert np.mean(best[0] == best[1]) > 0.9
+    before = {path.name: path.read_bytes() for path in (tmp_path / "w").iterdir()}
+    (tmp_path / "w" / bulk.PROGRESS).write_text("[1, 3]")  # the second of two waves again
+    run_stage("write", path, tmp_path / "w", prompts=tmp_path / "prompts")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "w").iterdir()} == before
 
 
 def texts(count: int) -> list[Text]:
@@ -263,13 +267,23 @@ def test_packed_texts_come_back(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_wave_left_is_cut_off(tmp_path: Path) -> None:
-    for name in ("texts.jsonl", "index.jsonl"):
-        (tmp_path / name).write_text("whole\npart\nhal")
-    (tmp_path / "progress.json").write_text("[3, 1]")
-    assert bulk.resume(tmp_path) == 3
-    assert {(tmp_path / f"{n}.jsonl").read_text() for n in ("texts", "index")} == {"whole\n"}
-    (tmp_path / "progress.json").unlink()
-    assert bulk.resume(tmp_path) == 0 and (tmp_path / "index.jsonl").read_text() == ""
+    texts, index = tmp_path / "texts.jsonl", tmp_path / "index.jsonl"
+    for path in (texts, index):
+        path.write_text("whole\npart\nhal")
+    (tmp_path / bulk.PROGRESS).write_text("[3, 1]")
+    assert bulk.resume(tmp_path) == 3 and texts.read_text() == index.read_text() == "whole\n"
+    (tmp_path / bulk.PROGRESS).write_text("[3, 2]")
+    with pytest.raises(SystemExit, match=r"texts.jsonl: 1 lines, progress.json tells of 2"):
+        bulk.resume(tmp_path)
+    (tmp_path / bulk.PROGRESS).unlink()
+    assert bulk.resume(tmp_path) == 0 and index.read_text() == ""
+
+
+def test_a_folder_of_read_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "index.jsonl").write_text("a\n")
+    with pytest.raises(SystemExit, match="expected an empty folder"):
+        bulk.resume(tmp_path)
+    assert (tmp_path / "index.jsonl").read_text() == "a\n"
 
 
 def test_shards_part_the_texts() -> None:

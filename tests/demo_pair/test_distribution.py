@@ -14,7 +14,7 @@ pytest.importorskip("scipy", reason="the distribution test needs scipy")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from demo_pair.distribution import compare, kept  # noqa: E402
+from demo_pair.distribution import compare, kept, verified  # noqa: E402
 
 EXPECTED = {10: 0.5, 11: 0.3, 12: 0.1999, 13: 0.0001}
 
@@ -37,6 +37,13 @@ def test_two_percent_too_much_is_found() -> None:
 def test_a_token_that_cannot_be_drawn_is_found() -> None:
     seen = drawn([0.5, 0.3, 0.1999, 0.0001]) + Counter([99])
     assert compare(seen, EXPECTED) == {"samples": 20_001, "outside": 1, "p_value": 0.0}
+
+
+@pytest.mark.parametrize(("hits", "drafted"), [(0, 0), (0, 9000), (8000, 9000)])
+def test_samples_that_were_not_drafted_test_nothing(hits: int, drafted: int) -> None:
+    with pytest.raises(SystemExit, match=f"{hits} accepted drafts in {drafted} samples"):
+        verified(hits, drafted)
+    assert verified(drafted + 1, drafted + 1)["accepted_drafts"] == drafted + 1
 
 
 def test_top_p_keeps_the_token_that_crosses_it() -> None:
