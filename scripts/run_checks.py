@@ -18,6 +18,7 @@ CHECKS = {
     "hook budget": ("scripts/check_hooks.py",),
     "generated docs": ("scripts/check_docs.py",),
     "README figures": ("bench/dspine_bench/figures.py", "--check"),
+    "demo pair README": ("-m", "demo_pair.report", "--check"),
     "repository rules": ("scripts/check_repository.py",),
 }
 

@@ -37,6 +37,8 @@ from demo_pair.target import TYPE_ENV, load_target, quicker_type, split_halves
 WARMUP, HOLD = 0.03, 0.55  # shares of the time: rise, then level, then fall
 REPLACE_HOLD, REPLACE_END, REPLACE = 1 / 6, 1 / 3, 0.5  # predecessor replacement, as published
 AVERAGE = 0.998
+MOST_LEFT_OUT = 20
+SAVE = 300  # seconds between two states on disk
 SYNC = 5  # steps between two averages over the workers
 # Short blocks first: the first rows decide the accepted length, a block's prefix is a block, and
 # the same number of rows then holds more anchors. (Share of the time up to which, rows.)
@@ -139,6 +141,7 @@ class Trainer:
             self.drafter.load_state_dict(load_checkpoint(args.start).state_dict())
         self.average = {k: v.clone() for k, v in self.drafter.state_dict().items()}
         self.clock = Clock(args.minutes)
+        self.left_out = 0
         self.step, self.log = 0, list[dict[str, Any]]()
         self.common = self.common_tokens()
         # From here on every worker draws its own.
@@ -204,7 +207,10 @@ class Trainer:
             (loss / self.args.accumulate).backward()
             for name, value in {"loss": float(loss.detach()), **parts}.items():
                 total[name] = total.get(name, 0.0) + value / self.args.accumulate
-        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
+        if not torch.isfinite(norm):
+            self.leave_out()
+            return total
         for optimizer in self.optimizers:
             base = self.args.rate if optimizer is self.optimizers[0] else self.args.muon_rate
             for group in optimizer.param_groups:
@@ -215,6 +221,16 @@ class Trainer:
         self.step += 1
         self.follow()
         return total
+
+    def leave_out(self) -> None:
+        """Drop a step whose gradient is not finite: it would make all weights so, for good."""
+        note(f"worker {self.rank}, step {self.step}: the gradient is not finite, left out")
+        self.left_out += 1
+        if self.left_out > MOST_LEFT_OUT:
+            raise SystemExit(f"{self.left_out} steps without a finite gradient")
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -236,6 +252,8 @@ class Trainer:
         return {name: round(tally.mean_accepted_length, 4) for name, tally in found.items()}
 
     def save(self) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.drafter.parameters()):
+            raise SystemExit("the weights are not finite: the last state that was saved stays")
         state = {
             "drafter": self.drafter.state_dict(),
             "average": self.average,
@@ -287,7 +305,7 @@ class Trainer:
         if self.rank == 0:
             signal.signal(signal.SIGTERM, self.stop)
         recent: list[dict[str, float]] = []
-        checked = self.clock.seconds
+        checked = saved = self.clock.seconds
         while not self.over:
             recent.append(self.train_step())
             if self.step % SYNC == 0:
@@ -299,7 +317,10 @@ class Trainer:
                 recent = []
             if self.rank == 0 and self.clock.seconds - checked > self.args.check_minutes * 60:
                 self.conclude(3, 96)
-                checked = self.clock.seconds
+                checked = saved = self.clock.seconds
+            elif self.rank == 0 and self.clock.seconds - saved > SAVE and self.step % SYNC == 0:
+                self.save()
+                saved = self.clock.seconds
         if self.rank == 0:
             self.conclude(10, 128)
 
