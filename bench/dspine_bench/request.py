@@ -104,11 +104,13 @@ def modes_of(flags: Flags) -> list[ModeSpec]:
     for path in (flags.target, *flags.drafters):
         if not path.is_file():
             raise BenchError(f"{path}: no such file")
+    from dspine._tune import block_size
+
     _check_extra(flags.extra)
     caches = flags.caches or DEFAULT_CACHES
     _check_caches(caches, flags.flash_attn)
     depths = parse_sweep(flags.sweep) if flags.sweep else ()
-    own = {path: block - 1 for path in flags.drafters if (block := _block_size(path)) > 1}
+    own = {path: block - 1 for path in flags.drafters if (block := block_size(str(path))) > 1}
     for path, deepest in own.items():
         if depths and max(depths) > deepest:  # the server would cut it without a word
             raise BenchError(
@@ -128,13 +130,6 @@ def _check_caches(caches: Sequence[str], flash_attn: str | None) -> None:
             f"--flash-attn off: the caches cannot be {', '.join(quantized)}, expected --kv with "
             f"one of {', '.join(FLOAT_TYPES)}"
         )
-
-
-def _block_size(drafter: Path) -> int:
-    """0 where the file does not say."""
-    from dspine._headers import open_header
-
-    return open_header(str(drafter)).integer("dflash.block_size", 0)
 
 
 def _refuse_with_url(flags: Flags) -> None:

@@ -8,6 +8,14 @@ from urllib.parse import urlsplit
 
 from dspine_bench.schema import Mode, Report, ServerReport
 
+# What all modes should have in common: its name in a sentence, and the field of `Mode`.
+ALIKE = {
+    "builds": "build",
+    "models": "model",
+    "slots": "slots",
+    "contexts of a slot": "slot_context",
+}
+
 
 def from_urls(report: Report) -> bool:
     """Whether others started the servers."""
@@ -44,17 +52,11 @@ def far_servers(report: Report) -> frozenset[tuple[bool, str | None]]:
 
 def unlike(modes: Sequence[Mode]) -> list[str]:
     """A line each for what differs but the drafter: the ratio is then not the drafter's alone."""
-    builds = {m.name: m.build for m in modes if m.build != "unknown"}
-    found: dict[str, dict[str, str | int | None]] = {
-        "builds": {**builds},
-        "models": {m.name: m.model for m in modes},
-        "slots": {m.name: m.slots for m in modes},
-        "contexts of a slot": {m.name: m.slot_context for m in modes},
-    }
-    known = {what: {m: v for m, v in of.items() if v is not None} for what, of in found.items()}
-    return [
-        f"the modes' {what} differ, and ratios with them: "
-        + ", ".join(f"{name} {value}" for name, value in values.items())
-        for what, values in known.items()
-        if len(set(values.values())) > 1
-    ]
+    lines = []
+    for what, field in ALIKE.items():
+        told = ((mode.name, getattr(mode, field)) for mode in modes)
+        known = {name: value for name, value in told if value not in (None, "unknown")}
+        if len(set(known.values())) > 1:
+            each = ", ".join(f"{name} {value}" for name, value in known.items())
+            lines.append(f"the modes' {what} differ, and ratios with them: {each}")
+    return lines
