@@ -10,7 +10,7 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from dspine._terms import mean_accepted_length
@@ -160,66 +160,95 @@ def task_table(result: Result) -> list[str]:
     return lines
 
 
-def _of_all_tasks(result: Result, name: Callable[[Result], str], *, length: bool = True) -> str:
-    """Every drafting mode by a name, with its row of all tasks."""
-    modes = {mode["name"]: mode for mode in result["modes"]}
-    last = {row["mode"]: row for row in _drafting(result)}  # the row of all tasks comes last
-    return "; ".join(
-        f"{name(modes[mode])}: {_ratio(row, result)}"
-        + (f", {_length(row)} tokens a round" if length else "")
-        for mode, row in last.items()
-    )
-
-
 def _drafts(result: Result) -> str:
     """ ", N drafts a round" where all modes have a depth that was asked for."""
     depths = {mode["n_draft"] for mode in result["modes"] if mode["drafter"]}
     return f", {depths.pop()} drafts a round" if len(depths) == 1 and None not in depths else ""
 
 
-def _asked(result: Result) -> str:
-    """ ", over N prompts of up to M tokens": shorter answers and fewer prompts than the table."""
-    prompts = len({sample["prompt"] for sample in result["samples"]})
-    return f", over {prompts} prompts with answers of up to {result['config']['max_tokens']} tokens"
+def _of_all_tasks(result: Result) -> list[Result]:
+    """Of every drafting mode the row of all tasks, which comes last."""
+    return list({row["mode"]: row for row in _drafting(result)}.values())
 
 
-def sweep_line(result: Result) -> str:
-    """The depths that were tried, in one sentence."""
-    found = _of_all_tasks(result, lambda mode: str(mode["n_draft"]), length=False)
-    return f"By draft depth{_asked(result)}: {found}."
+def _of_lengths(result: Result) -> list[Result]:
+    """The rows of `depth`, one for each length of the context."""
+    return [row for row in _drafting(result) if row["category"] != "all"]
 
 
-def types_line(result: Result) -> str:
-    """The drafter's file types, in one sentence."""
+class Varied(NamedTuple):
+    """Results in which one thing varies: their file, what varies, and its value in a row."""
+
+    file: str
+    what: str
+    value: Callable[[Result, Result], str]  # of the mode and the row
+    rows: Callable[[Result], list[Result]] = _of_all_tasks
+    note: str = ""
+
+
+VARIED = (
+    Varied("sweep.json", "draft depth", lambda mode, _: str(mode["n_draft"])),
     # NAME-TYPE.gguf; the largest tensors of a small Q4_K_M file are of another type
-    found = _of_all_tasks(result, lambda mode: Path(mode["drafter"]).stem.rpartition("-")[2])
-    return f"By type of the drafter{_drafts(result)}{_asked(result)}: {found}."
+    Varied(
+        "types.json",
+        "drafter's type",
+        lambda mode, _: Path(mode["drafter"]).stem.rpartition("-")[2],
+    ),
+    Varied("kv.json", "type of the caches", lambda mode, _: str(mode["cache_type"])),
+    Varied(
+        "temperature.json",
+        "temperature",
+        lambda mode, _: f"{mode['temperature']:g}",
+        note="Above temperature 0 the texts differ, and their lengths.",
+    ),
+    Varied(
+        "depth.json",
+        "context before the answer",
+        lambda _, row: str(row["category"]),
+        _of_lengths,
+        note="Each context has one answer, so that its text counts as well as the context.",
+    ),
+)
 
 
-def caches_line(result: Result) -> str:
-    """The cache types, in one sentence."""
-    found = _of_all_tasks(result, lambda mode: str(mode["cache_type"]))
-    return f"By type of the caches{_drafts(result)}{_asked(result)}: {found}."
+def varied_rows(varied: Varied, result: Result, first: Result | None) -> list[str]:
+    """Rows of the table of what varies; `first` as of `_otherwise`."""
+    modes = {mode["name"]: mode for mode in result["modes"]}
+    what = varied.what + _otherwise(result, first)
+    lines = []
+    for row in varied.rows(result):
+        mode = modes[row["mode"]]
+        cells = [
+            what,
+            varied.value(mode, row),
+            "own" if mode["n_draft"] is None else str(mode["n_draft"]),
+            f"{row['prompts']} x {result['config']['max_tokens']}",
+            _length(row),
+            _ratio(row, result),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        what = ""
+    return lines
 
 
-def temperature_line(result: Result) -> str:
-    """Greedy and sampled, in one sentence; sampled texts are not the same on both sides."""
-    found = _of_all_tasks(result, lambda mode: f"{mode['temperature']:g}")
-    return (
-        f"By temperature{_drafts(result)}{_asked(result)} (above 0 the texts differ, and their "
-        f"lengths): {found}."
-    )
-
-
-def depth_line(result: Result) -> str:
-    """The context lengths, in one sentence."""
-    rows = [row for row in _drafting(result) if row["category"] != "all"]
-    found = "; ".join(f"{row['category']}: {_ratio(row, result)}" for row in rows)
-    tokens = result["config"]["max_tokens"]
-    return (
-        f"By context before the answer, one answer of {tokens} tokens each, so that the text "
-        f"counts as well as the context{_drafts(result)}: {found}."
-    )
+def varied_table(folder: Path, first: Result | None) -> list[str]:
+    """What varies, in one table of the results that are there."""
+    rows, notes = [], []
+    for varied in VARIED:
+        result = _optional(folder, varied.file)
+        if result is not None:
+            rows += varied_rows(varied, result, first)
+            notes += [varied.note] if varied.note else []
+    if not rows:
+        return []
+    return [
+        "",
+        "| what varies | | drafts a round | prompts x tokens at most | tokens a round "
+        "| speed, plain = 1.00 (min-max) |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        *(["", " ".join(notes)] if notes else []),
+    ]
 
 
 def replay_line(result: Result) -> str:
@@ -245,46 +274,39 @@ def engine_line(result: Result) -> str:
     )
 
 
-def _by_shape(result: Result, families: tuple[str, ...], ms: Callable[[str, str], float]) -> str:
-    """Times by family, a part of a sentence for each shape; `ms` takes family and shape."""
-    return "; ".join(
-        f"shape {shape}: " + ", ".join(f"{FAMILY_NAMES[f]} {ms(f, shape):.2f}" for f in families)
-        for shape in result["shapes"]
-    )
-
-
-def draft_line(result: Result) -> str:
+def draft_table(result: Result, first: Result | None) -> list[str]:
     """The graphs of all families, which are alike, and apart from them whole drafts."""
     times = medians([DraftSample(**sample) for sample in result["samples"]])
     rows = {(r["family"], r["shape"], r["part"]): r["ms"]["median"] for r in result["summary"]}
 
-    def graph_ms(family: str, shape: str) -> float:
-        return statistics.median(times[f"{family}, {shape}", "graph", BLOCK].values())
+    def graph_ms(family: str, shape: str) -> str:
+        return f"{statistics.median(times[f'{family}, {shape}', 'graph', BLOCK].values()):.2f}"
 
-    def whole_ms(family: str, shape: str) -> float:
-        return float(rows[family, shape, "draft"])
+    def whole_ms(family: str, shape: str) -> str:
+        # what the result calls DFlash2's draft is its graph
+        return "-" if family == "dflash2" else f"{rows[family, shape, 'draft']:.2f}"
 
-    graphs = _by_shape(result, tuple(FAMILY_NAMES), graph_ms)
-    # what the result calls DFlash2's draft is its graph
-    whole = _by_shape(result, ("dspine", "dflash", "dspark"), whole_ms)
-    return (
-        "One draft of 16 rows on equal random backbones, milliseconds. The graph alone: "
-        f"{graphs}. With the choice of the tokens, which is the library's whole call for DSpine, "
-        f"logits and sampler for DFlash and DSpark, and was not timed for DFlash2: {whole}. Both "
-        "are timed apart, so that a difference below a millisecond is noise."
-    )
+    lines = [
+        "",
+        f"One draft of 16 rows on equal random backbones, milliseconds{_otherwise(result, first)}:",
+        "",
+        f"| | {' | '.join(FAMILY_NAMES.values())} |",
+        "|---|" + "---|" * len(FAMILY_NAMES),
+    ]
+    for shape in result["shapes"]:
+        for what, ms in (("the graph", graph_ms), ("with the choice of tokens", whole_ms)):
+            cells = [f"{shape}, {what}", *(ms(family, shape) for family in FAMILY_NAMES)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return [
+        *lines,
+        "",
+        "The choice of tokens is the library's whole call for DSpine, logits and sampler for "
+        "DFlash and DSpark, and was not timed for DFlash2. Both are timed apart, so that a "
+        "difference below a millisecond is noise.",
+    ]
 
 
-LINES = (
-    ("sweep.json", sweep_line),
-    ("types.json", types_line),
-    ("kv.json", caches_line),
-    ("temperature.json", temperature_line),
-    ("depth.json", depth_line),
-    ("replay.json", replay_line),
-    ("draft.json", draft_line),
-    ("engine.json", engine_line),
-)
+LINES = (("replay.json", replay_line), ("engine.json", engine_line))
 
 
 def agreement_lines(folder: Path) -> list[str]:
@@ -314,6 +336,10 @@ def bench_lines(folder: Path, tasks: Result | None) -> list[str]:
     lines: list[str] = []
     if tasks is not None:
         lines += ["", *task_table(tasks)]
+    lines += varied_table(folder, tasks)
+    draft = _optional(folder, "draft.json")
+    if draft is not None:
+        lines += draft_table(draft, tasks)
     sentences = []
     for name, make in LINES:
         result = _optional(folder, name)

@@ -332,13 +332,12 @@ def test_readme_figures_of_every_result(
         save(typed(report), tmp_path / f"{name}.json")
     save(draft, tmp_path / "draft.json")
     text = figures.render(tmp_path)
-    assert "- By draft depth" in text and "7: 2.00" in text
-    asked = "7 drafts a round, over 3 prompts with answers of up to 100 tokens"
-    assert f"drafter, {asked}: Q4_K_M: 2.00 (1.99-2.00), 2.54 tokens a round." in text
-    assert f"caches, {asked}: q8_0: 2.00" in text and "their lengths): 0: 2.00" in text
-    graphs = "shape small: DSpine 2.10, DFlash 1.50, DFlash2 2.50, DSpark 2.40"
-    assert f"The graph alone: {graphs}. With" in text
-    assert "not timed for DFlash2: shape small: DSpine 2.50, DFlash 2.50, DSpark 2.50." in text
+    assert "| draft depth | 7 | 7 | 3 x 100 | 2.54 | 2.00 (1.99-2.00) |" in text
+    assert "| drafter's type | Q4_K_M | 7 | 3 x 100 |" in text
+    assert "| type of the caches | q8_0 | 7 |" in text and "| temperature | 0 | 7 |" in text
+    assert "Above temperature 0 the texts differ" in text and "Each context" not in text
+    assert "| small, the graph | 2.10 | 1.50 | 2.50 | 2.40 |" in text
+    assert "| small, with the choice of tokens | 2.50 | 2.50 | - | 2.50 |" in text
 
 
 def with_config(report: ServerReport, **changed: Any) -> ServerReport:
